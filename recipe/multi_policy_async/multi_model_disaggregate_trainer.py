@@ -1,0 +1,230 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Launches, supervises and stops the parts of a job. It routes no request and runs no workflow.
+
+    WorkflowDriver -> agents -> MultiModelGatewayRouter -> each model's replicas
+          |                            |
+          v                            v
+    TrajectoryIngestor (ledger, one queue per model) -> one ModelAsyncRuntime per model -> new weights
+
+Parts never import this module.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable
+from typing import Any
+
+import ray
+
+from .configuration.schema import JobSpec
+from .gateway_binding_registry import ModelBinding
+from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
+from .model_async_runtime import TrainingOutcome
+from .multi_model_metrics import JobMetrics, StepReport
+
+logger = logging.getLogger(__name__)
+
+EXIT_INTERRUPTED = 130
+
+
+class JobFailedError(RuntimeError):
+    """A part of the job died or gave up; the message names it and the first cause."""
+
+
+class MultiModelDisaggregateTrainer:
+    """One co-training job.
+
+    Args:
+        job: the resolved specification.
+        metrics: console and run directory.
+    """
+
+    def __init__(self, job: JobSpec, metrics: JobMetrics):
+        self.job = job
+        self.metrics = metrics
+        self.trained = list(job.trained)
+        self._drain = asyncio.Event()
+
+    async def init(self) -> None:
+        """Create every part; models launch, are bound and open side by side, none waits for another."""
+        self.ingestor = create_ingestor(self.job)
+        self.gateways = create_gateways(self.job, self.ingestor)
+        self.runtimes = {
+            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways) for model_id in self.job.models
+        }
+        self.workflow_driver = create_workflow_driver(self.job, self.ingestor)
+        gateway_urls = await asyncio.gather(*(gateway.start.remote() for gateway in self.gateways))
+        await asyncio.gather(
+            self.workflow_driver.connect.remote(gateway_urls), *(self._open_model(model_id) for model_id in self.job.models)
+        )
+
+    async def _open_model(self, model_id: str) -> None:
+        policy, runtime = self.job.models[model_id], self.runtimes[model_id]
+        await self.ingestor.register_policy.remote(model_id, policy.queue, trained=policy.train)
+        binding: ModelBinding = await _named(runtime.launch.remote(), f"{model_id}: launch")
+        await asyncio.gather(*(gateway.bind.remote(binding) for gateway in self.gateways))
+        await _named(runtime.publish.remote(), f"{model_id}: first weight sync")
+        self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
+
+    async def fit(self) -> dict[str, TrainingOutcome]:
+        """Run until every trained model has ended; return how each did.
+
+        Raises:
+            JobFailedError: a part died.
+        """
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(self._workflows()),
+                group.create_task(self._pipeline_lines()),
+                *(group.create_task(self._step_lines(model_id)) for model_id in self.trained),
+                *(group.create_task(_named(part.wait_closed.remote(), name)) for name, part in self._servers()),
+            ]
+            training = [
+                group.create_task(_named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer"))
+                for model_id in self.trained
+            ]
+            outcomes = {outcome.model_id: outcome for outcome in await asyncio.gather(*training)}
+            await self.workflow_driver.stop.remote()
+            await self._report_all()
+            for task in background:
+                task.cancel()
+        return outcomes
+
+    async def close(self) -> None:
+        """Stop what outlives its actor; the rest ends with the cluster connection."""
+        parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
+        parts += [part.stop.remote() for _, part in self._servers()]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), timeout=10)
+
+    def drain(self) -> None:
+        """Start no more workflows, finish the running ones, train what is queued, then end."""
+        self._drain.set()
+
+    def _servers(self) -> list[tuple[str, Any]]:
+        return [("ingestor", self.ingestor), *((f"gateway {i}", g) for i, g in enumerate(self.gateways))]
+
+    async def _workflows(self) -> None:
+        running = asyncio.ensure_future(_named(self.workflow_driver.run.remote(), "workflow driver"))
+        draining = asyncio.ensure_future(self._drain_when_asked())
+        try:
+            await running
+        finally:
+            draining.cancel()
+
+    async def _drain_when_asked(self) -> None:
+        timeout = self.job.stop.seconds if self.job.stop.by == "time" else None
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._drain.wait(), timeout)
+        self.metrics.note("draining: no new workflows, the running ones finish")
+        await self.workflow_driver.drain.remote()
+
+    async def _step_lines(self, model_id: str) -> None:
+        while True:
+            await self._report_steps(model_id, timeout_s=30.0)
+
+    async def _report_steps(self, model_id: str, timeout_s: float) -> None:
+        reports = await self.runtimes[model_id].next_reports.remote(timeout_s)
+        for report in reports:
+            if isinstance(report, StepReport):
+                counts = (await self.ingestor.stats.remote())[model_id]
+                self.metrics.step(report, counts)
+
+    async def _report_all(self) -> None:
+        for model_id in self.trained:
+            await self._report_steps(model_id, timeout_s=0.0)
+
+    async def _pipeline_lines(self) -> None:
+        while True:
+            await asyncio.sleep(self.job.metrics.pipeline_interval_s)
+            workflows, queues, models = await asyncio.gather(
+                self.workflow_driver.stats.remote(), self.ingestor.stats.remote(), self.gateways[0].stats.remote()
+            )
+            self.metrics.pipeline(
+                workflows, {m: {"queued": queues[m]["queued"], **models["models"][m]} for m in self.job.models}
+            )
+
+
+async def _named(result: Awaitable[Any], part: str) -> Any:
+    """Await a part's result; its failure names the part and the first cause.
+
+    Raises:
+        JobFailedError: the part failed or its process died.
+    """
+    try:
+        return await result
+    except ray.exceptions.RayError as error:
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        raise JobFailedError(f"{part}: {type(cause).__name__}: {cause}") from error
+
+
+def run(job: JobSpec) -> int:
+    """Run a job on the connected Ray cluster.
+
+    Returns:
+        The process's exit code: 0 only when every trained model reached what ``stop.by`` asks (invariant 8).
+    """
+    metrics = JobMetrics(job.run.dir, list(job.models))
+    return asyncio.run(_run(job, metrics))
+
+
+async def _run(job: JobSpec, metrics: JobMetrics) -> int:
+    trainer = MultiModelDisaggregateTrainer(job, metrics)
+    interrupts = _Interrupts(trainer, asyncio.current_task())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupts)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, interrupts)
+    try:
+        await trainer.init()
+        interrupts.can_drain = True
+        outcomes = await trainer.fit()
+    except* JobFailedError as failures:
+        metrics.note(f"FAILED: {_first(failures)}")
+        return 1
+    except* asyncio.CancelledError:
+        metrics.note("ended by signal")
+        return EXIT_INTERRUPTED
+    finally:
+        await trainer.close()
+    for outcome in outcomes.values():
+        aim = "" if outcome.target_version is None else f" of {outcome.target_version}"
+        metrics.note(f"{outcome.model_id} ended at version {outcome.version}{aim}")
+    if interrupts.count:
+        return EXIT_INTERRUPTED
+    return 0 if all(outcome.reached_target for outcome in outcomes.values()) else 1
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+class _Interrupts:
+    """First signal drains, second ends; before training begins the first one ends."""
+
+    def __init__(self, trainer: MultiModelDisaggregateTrainer, main: asyncio.Task):
+        self.count = 0
+        self.can_drain = False
+        self._trainer = trainer
+        self._main = main
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.can_drain and self.count == 1:
+            self._trainer.drain()
+        else:
+            self._main.cancel()

@@ -1,0 +1,250 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""verl's ``FullyAsyncTrainer`` for one policy among several: other input, exact denominators, whole cycles.
+
+Every override below names what upstream does there; a test pins a hash of each upstream method, so that a change in
+verl is seen before it is trained on.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from tqdm import tqdm
+from verl.utils import tensordict_utils as tu
+
+from ..ingest.batch_source import BatchSource, End, ProducerDied
+from ..multi_model_metrics import StepReport
+from ..trajectory import Version
+from .batch_assembly import AssembledBatch, assemble
+from .parameter_synchronizer import ParameterSynchronizer
+from .rollout_runtime import RollouterPort
+from .tracking import PolicyTracking
+from .verl_adapter import TrainingStopException, trainer_base_class, trainer_resources, worker_classes
+
+logger = logging.getLogger(__name__)
+
+MAX_NON_FINITE_IN_A_ROW = 3
+
+
+class ProducerDiedError(RuntimeError):
+    """The process that fills this policy's queue is gone; more data will not come."""
+
+
+class NonFiniteStepError(RuntimeError):
+    """A step's loss or gradient norm is not finite: its version must not be published."""
+
+
+class _UpdateGroup:
+    """The actor's (or critic's) worker group, with the real batch's mini-batches and denominators put in.
+
+    Upstream gap: ``RayPPOTrainer._update_actor`` (ppo/ray_trainer.py:1352) divides by a constant and cuts a constant
+    number of rows, which is wrong for any other number of rows, and counts padding.
+    """
+
+    def __init__(self, group: Any):
+        self._group = group
+        self.batch: AssembledBatch | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _with_denominators(self, data: Any) -> Any:
+        assert self.batch is not None, "a batch was taken before the update"
+        data.pop("mini_batch_size", None)
+        tu.assign_non_tensor(
+            data, num_mini_batch=self.batch.updates, global_batch_size=self.batch.real_rows / self.batch.updates
+        )
+        return data
+
+    def update_actor(self, data: Any) -> Any:
+        return self._group.update_actor(self._with_denominators(data))
+
+    def train_mini_batch(self, data: Any) -> Any:
+        return self._group.train_mini_batch(self._with_denominators(data))
+
+
+class _QueueSizePort:
+    """What upstream asks its queue client for at the end of a step: the backlog, in groups."""
+
+    def __init__(self):
+        self.groups = 0
+
+    def get_queue_size_sync(self) -> int:
+        return self.groups
+
+
+class PolicyTrainer(trainer_base_class()):
+    """Trains one policy from a ``BatchSource`` until its target version.
+
+    Args:
+        model_id: the policy.
+        config: its full verl config.
+        tokenizer: its tokenizer.
+        namespace: prefix of every cluster-wide name (collision C1).
+        source: where whole advantage groups come from.
+        make_synchronizer: builds the weight synchronizer once the worker group exists.
+        tracking: prefixed metrics.
+        incarnation: of the versions that this trainer makes.
+        target_version: the trainer retires there; ``None`` trains until the data ends.
+        on_step: called with a report after every training step.
+        on_phase: called with ``(phase, version)`` when a phase begins; the supervisor holds a deadline per phase.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_id: str,
+        config: DictConfig,
+        tokenizer: Any,
+        namespace: str,
+        source: BatchSource,
+        make_synchronizer: Callable[[Any], ParameterSynchronizer],
+        tracking: PolicyTracking,
+        incarnation: int,
+        target_version: int | None,
+        on_step: Callable[[StepReport], None],
+        on_phase: Callable[[str, int], None],
+    ):
+        super().__init__(
+            config=config,
+            tokenizer=tokenizer,
+            role_worker_mapping=worker_classes(config),
+            resource_pool_manager=trainer_resources(config, namespace),
+            device_name=config.trainer.device,
+        )
+        self.model_id = model_id
+        self.incarnation = incarnation
+        self.target_version = target_version
+        self.message_queue_client = _QueueSizePort()
+        self.logger = tracking
+        self.progress_bar = tqdm(disable=True)
+        self._source = source
+        self._make_synchronizer = make_synchronizer
+        self._on_step = on_step
+        self._on_phase = on_phase
+        self._batch: AssembledBatch | None = None
+        self._non_finite_in_a_row = 0
+        self._step_started = time.monotonic()
+
+    async def launch(self) -> None:
+        """Build the worker group and the models."""
+        await self.init_workers()
+        self.actor_rollout_wg = _UpdateGroup(self.actor_wg)
+        if self.use_critic:
+            self.critic_wg = _UpdateGroup(self.critic_wg)
+
+    async def publish(self) -> None:
+        """Send the current weights to the replicas as the current version."""
+        await self.set_rollouter(RollouterPort())
+        await self._fit_update_weights()
+
+    async def _setup_checkpoint_manager(self) -> None:
+        """Upstream builds a ``CheckpointEngineManager`` over the rollouter's replicas; ours also gates and stamps."""
+        self.checkpoint_manager = self._make_synchronizer(self.actor_wg)
+
+    async def fit(self) -> None:
+        """Train until the target version or the end of the data; then close an open cycle as a version and save.
+
+        Upstream returns early in mid-cycle, which would lose micro-steps that were trained.
+
+        Raises:
+            ProducerDiedError: the data ended because its producer died.
+            NonFiniteStepError: several steps in a row were not finite.
+        """
+        self.max_steps_duration = 0
+        self.global_steps += 1
+        while self.target_version is None or self.current_param_version < self.target_version:
+            try:
+                await self.fit_step()
+            except TrainingStopException:
+                break
+            except NonFiniteStepError as error:
+                self._abandon_step(error)
+        if self.local_trigger_step > 1:
+            self.local_trigger_step = 1
+            self.current_param_version += 1
+            await self._fit_update_weights()
+        self._fit_save_checkpoint(force=True)
+        self.logger.finish()
+
+    async def _get_samples_from_queue(self):
+        """Upstream takes a fixed number of samples, throws a partial batch away and unpacks ``None``."""
+        self._on_phase("wait", self.current_param_version)
+        started = time.monotonic()
+        taken = await self._source.next_batch(Version(self.incarnation, self.current_param_version))
+        if isinstance(taken, ProducerDied):
+            raise ProducerDiedError(f"{self.model_id}: {taken.cause}")
+        if isinstance(taken, End):
+            return None, None
+        self._on_phase("train", self.current_param_version)
+        self.message_queue_client.groups = taken.queue_groups
+        self._step_started = time.monotonic()
+        self._batch = assemble(
+            taken,
+            dp_size=self._get_dp_size(self.actor_wg, "actor"),
+            wanted_updates=self.require_batches,
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+            version=self.current_param_version,
+        )
+        for group in (self.actor_rollout_wg, self.critic_wg if self.use_critic else None):
+            if group is not None:
+                group.batch = self._batch
+        self._batch.data.meta_info["fully_async/total_wait_time"] = time.monotonic() - started
+        return 0, self._batch.data
+
+    def _fit_update_local_step(self) -> None:
+        """Upstream counts the step; before that, ours proves it finite and marks its rows consumed."""
+        bad = {key: value for key, value in self.metrics.items() if _is_loss(key) and not math.isfinite(value)}
+        if bad:
+            raise NonFiniteStepError(f"{self.model_id} at version {self.current_param_version}: {bad}")
+        self._non_finite_in_a_row = 0
+        self._source.mark_consumed(Version(self.incarnation, self.current_param_version + 1))
+        super()._fit_update_local_step()
+        if self.local_trigger_step == 1:
+            self._on_phase("sync", self.current_param_version)
+
+    def _abandon_step(self, error: NonFiniteStepError) -> None:
+        self._source.drop("non_finite")
+        self._non_finite_in_a_row += 1
+        logger.warning("dropped a step: %s", error)
+        if self._non_finite_in_a_row >= MAX_NON_FINITE_IN_A_ROW:
+            raise error
+
+    def _fit_postprocess_step(self) -> None:
+        """Upstream aggregates the metrics; ours also reports the step."""
+        super()._fit_postprocess_step()
+        assert self._batch is not None, "a step was trained"
+        meta = self._batch.data.meta_info
+        self._on_step(
+            StepReport(
+                model_id=self.model_id,
+                version=self.current_param_version,
+                reward=meta["fully_async/batch/reward_mean"],
+                staleness_mean=meta["fully_async/staleness/mean"],
+                staleness_max=meta["fully_async/staleness/max"],
+                rows=self._batch.real_rows,
+                step_seconds=self.timing_raw["step"],
+                train_seconds=time.monotonic() - self._step_started,
+                time=time.time(),
+            )
+        )
+
+
+def _is_loss(key: str) -> bool:
+    return key.rsplit("/", 1)[-1] in ("loss", "pg_loss", "vf_loss", "kl_loss", "grad_norm", "entropy_loss")
