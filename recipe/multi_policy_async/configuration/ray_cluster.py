@@ -1,0 +1,66 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Start or join the Ray cluster of a job."""
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from .resources import Node, local_ray_resources
+from .schema import JobSpec
+
+LOOPBACK = "127.0.0.1"
+
+
+def environment(job: JobSpec) -> dict[str, str]:
+    """Environment of every process of the job. What the user's shell sets wins, but for the platform."""
+    ranks = sum(policy.trainer_gpus + policy.rollout_gpus for policy in job.models.values())
+    variables = {"TOKENIZERS_PARALLELISM": "false"}
+    if job.device == "cpu":
+        # Ranks share the cores; more threads than cores only make them wait for each other.
+        variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
+    variables = {name: os.environ.get(name, value) for name, value in variables.items()}
+    if job.device == "cpu":
+        variables["VERL_PLATFORM"] = "cpu"
+    return variables
+
+
+def init_arguments(job: JobSpec) -> dict[str, Any]:
+    """Arguments of ``ray.init``: the user's, and what they leave null.
+
+    A Ray started here is local: it binds loopback, and its processes inherit this environment, which is quicker than a
+    runtime environment. On a running cluster (``ray_init.address`` or RAY_ADDRESS) a runtime environment carries it.
+    """
+    given = {key: value for key, value in job.ray_kwargs.ray_init.items() if value is not None}
+    if given.get("address") or os.environ.get("RAY_ADDRESS"):
+        runtime = dict(given.get("runtime_env") or {})
+        runtime["env_vars"] = {**environment(job), **(runtime.get("env_vars") or {})}
+        return {**given, "runtime_env": runtime}
+    return {"_node_ip_address": LOOPBACK, "log_to_driver": False, **local_ray_resources(job), **given}
+
+
+def connect(job: JobSpec) -> None:
+    """``ray.init`` for this job."""
+    os.environ.update(environment(job))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    ray.init(logging_level=logging.WARNING, **init_arguments(job))
+
+
+def available_nodes() -> list[Node]:
+    """Free resources per node, counted as verl counts them (GPU, else NPU)."""
+    nodes = ray._private.state.available_resources_per_node()
+    return [Node(name, free.get("GPU", free.get("NPU", 0)), free.get("CPU", 0)) for name, free in sorted(nodes.items())]

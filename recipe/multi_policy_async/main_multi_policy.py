@@ -1,0 +1,102 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Entry point: compose and check the job, start Ray, hand over.
+
+    python -m recipe.multi_policy_async.main_multi_policy --config-name planner_solver_tiny stop.updates=30
+
+Exit codes: 0 every trained policy reached what ``stop.by`` asks, 1 the job failed, 2 it cannot be run as configured,
+130 ended by a signal.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from .configuration.compose import DEFAULT_CONFIG, compose_job
+from .configuration.errors import ConfigError
+from .configuration.explain import explain, write_resolved
+from .configuration.resources import ResourcesError
+from .configuration.schema import JobSpec
+
+EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="main_multi_policy", description="Co-train several policies on verl.")
+    parser.add_argument("--config-name", "-cn", default=DEFAULT_CONFIG, help="composition to start from")
+    parser.add_argument("--config-dir", "-cd", type=Path, help="folder of your own compositions")
+    parser.add_argument("--explain", action="store_true", help="say what the job would do, start nothing")
+    parser.add_argument("--resolved", action="store_true", help="with --explain: every model's whole verl config too")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job that the command line describes; returns the exit code."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        job = compose_job(arguments.config_name, arguments.overrides, arguments.config_dir)
+        if arguments.explain:
+            print(explain(job, arguments.resolved))
+            return 0
+        return launch(job)
+    except (ConfigError, ResourcesError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def launch(job: JobSpec) -> int:
+    """Start or join Ray, check that the job fits, run it, leave nothing behind.
+
+    Raises:
+        ResourcesError: the cluster is too small.
+        ConfigError: the run directory belongs to another run.
+    """
+    claim_run_dir(job)
+    write_resolved(job)
+    import ray
+
+    from .configuration.ray_cluster import available_nodes, connect
+    from .configuration.resources import check
+
+    try:
+        connect(job)
+        check(job, available_nodes())
+        from .multi_model_disaggregate_trainer import run
+
+        return run(job)
+    finally:
+        ray.shutdown()
+
+
+def claim_run_dir(job: JobSpec) -> None:
+    """Create the run directory; a job never writes into another run's.
+
+    Raises:
+        ConfigError: it holds a run already.
+    """
+    from .configuration.errors import Problem
+
+    if (job.run.dir / "config").exists():
+        raise ConfigError([Problem("run.dir", "holds another run", str(job.run.dir), fix="name a new folder")])
+    job.run.dir.mkdir(parents=True, exist_ok=True)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ.setdefault("HYDRA_FULL_ERROR", "0")
+    sys.exit(main())
