@@ -1,0 +1,57 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Row counts of one policy; the accounting identity of invariant 3."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .reasons import DROP_REASONS, RECORDED, TRAINED
+
+
+@dataclass
+class Account:
+    """accepted = trained + recorded + dropped + waiting (in open groups, queued or taken), in trajectory rows."""
+
+    accepted: int = 0
+    trained: int = 0
+    recorded: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def from_counts(cls, counts: dict[str | None, int]) -> "Account":
+        """Read back from ``Ledger.counts``."""
+        return cls(
+            accepted=sum(counts.values()),
+            trained=counts.get(TRAINED, 0),
+            recorded=counts.get(RECORDED, 0),
+            dropped=Counter({reason: counts[reason] for reason in DROP_REASONS if counts.get(reason)}),
+        )
+
+    def accept(self, fate: str | None) -> None:
+        self.accepted += 1
+        if fate is not None:
+            self.settle(fate, 1)
+
+    def settle(self, fate: str, rows: int) -> None:
+        """``rows`` waiting rows got ``fate``."""
+        if fate == TRAINED:
+            self.trained += rows
+        elif fate == RECORDED:
+            self.recorded += rows
+        elif rows:
+            self.dropped[fate] += rows
+
+    def balance(self, waiting: int) -> int:
+        """Zero, if no row was lost or counted twice."""
+        return self.accepted - self.trained - self.recorded - self.dropped.total() - waiting

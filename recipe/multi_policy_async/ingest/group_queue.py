@@ -1,0 +1,207 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One policy's queue of closed groups, in memory: ids only, rows are read from the ledger when they are taken.
+
+Planning (``plan_*``, ``surplus_with``) changes nothing; the ingestor commits a plan to the ledger, then applies it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..trajectory import Version
+from .groups import QueuedGroup
+from .reasons import ROLLED_BACK, STALE
+from .spec import QueueSpec
+
+_EMA = 0.9  # weight of the past in the running number of groups that a task feeds to a policy
+
+
+@dataclass
+class TakePlan:
+    """``ready`` groups to hand out (empty: keep waiting) and the groups to drop on the way, by reason."""
+
+    ready: list[QueuedGroup] = field(default_factory=list)
+    drops: dict[str, list[QueuedGroup]] = field(default_factory=dict)
+    retry_in_s: float | None = None  # when waiting longer changes the answer by itself
+
+
+@dataclass(frozen=True)
+class _Taken:
+    groups: tuple[QueuedGroup, ...]
+    credit: int  # groups that count against the lead: at most the target, so that large batches cannot block admission
+
+
+class GroupQueue:
+    """Waiting, taken and recently consumed groups of one policy, and its lead over training.
+
+    Args:
+        model_id: the policy.
+        spec: its queue configuration.
+        trained: whether it is trained at all.
+        groups_per_task: first guess of how many groups a task feeds to it.
+    """
+
+    def __init__(self, model_id: str, spec: QueueSpec, *, trained: bool, groups_per_task: float = 1.0):
+        if trained and spec.max_lead_groups is None:
+            raise ValueError(f"policy {model_id}: queue.max_lead_groups is not set and was not derived")
+        self.model_id = model_id
+        self.spec = spec
+        self.trained = trained
+        self.retired = False
+        self.paused = False
+        self.lineage: dict[int, int] = {}
+        self.groups_per_task = groups_per_task
+        self._registration = 0
+        self._waiting: deque[QueuedGroup] = deque()
+        self._taken: dict[str, _Taken] = {}
+        self._version: Version | None = None
+        self._consumed_in_version = 0
+        self._batches = 0
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_rows(self) -> int:
+        return sum(len(group.rows) for group in self._waiting)
+
+    @property
+    def taken_rows(self) -> int:
+        return sum(len(group.rows) for taken in self._taken.values() for group in taken.groups)
+
+    @property
+    def taken_groups(self) -> int:
+        return sum(len(taken.groups) for taken in self._taken.values())
+
+    @property
+    def can_train(self) -> bool:
+        """Whether admission looks at this policy."""
+        return self.trained and not self.retired and not self.paused
+
+    @property
+    def state(self) -> str:
+        """``frozen``, ``retired``, ``paused`` or ``training``."""
+        if not self.trained:
+            return "frozen"
+        return "retired" if self.retired else "paused" if self.paused else "training"
+
+    def lead(self, open_tasks: int) -> float:
+        """Groups that production is ahead: expected from open tasks, queued, taken, and trained since the last version.
+
+        The last term is verl's meaning (``fully_async_rollouter.py:staleness_samples`` is reset at a weight sync): a
+        group in training still runs ahead of the weights that are served.
+        """
+        expected = self.groups_per_task * open_tasks
+        taken = sum(taken.credit for taken in self._taken.values())
+        return expected + len(self._waiting) + taken + self._consumed_in_version
+
+    def has_room(self, open_tasks: int) -> bool:
+        assert self.spec.max_lead_groups is not None
+        return self.lead(open_tasks) < self.spec.max_lead_groups
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def surplus_with(self, new: Sequence[QueuedGroup]) -> list[QueuedGroup]:
+        """Oldest groups that do not fit any more once ``new`` are added."""
+        limit = self.spec.max_queue_groups or self.spec.max_lead_groups
+        assert limit is not None
+        candidates = [*self._waiting, *new]
+        return candidates[: max(0, len(candidates) - limit)]
+
+    def add(self, new: Sequence[QueuedGroup]) -> None:
+        self._waiting.extend(new)
+
+    def discard(self, groups: Sequence[QueuedGroup]) -> None:
+        gone = {group.group_id for group in groups}
+        self._waiting = deque(group for group in self._waiting if group.group_id not in gone)
+
+    def task_closed(self, groups: int) -> None:
+        """Learn how many groups a task feeds to this policy."""
+        self.groups_per_task = _EMA * self.groups_per_task + (1 - _EMA) * groups
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def plan_take(self, target: int, version: Version, now: float, *, ended: bool) -> TakePlan:
+        """Choose the oldest groups that may be trained at ``version``; ``ended``: no more will come."""
+        plan = TakePlan()
+        most = max(target, self.spec.max_batch_groups or target)
+        ready: list[QueuedGroup] = []
+        for group in self._waiting:
+            if not group.survives(version, self.lineage):
+                plan.drops.setdefault(ROLLED_BACK, []).append(group)
+            elif self.spec.max_staleness is not None and group.staleness(version) > self.spec.max_staleness:
+                plan.drops.setdefault(STALE, []).append(group)
+            elif len(ready) < most:
+                ready.append(group)
+        if not ready:
+            return plan
+        minimum = min(self.spec.min_batch_groups or target, target)
+        waited = now - ready[0].closed_at
+        if len(ready) >= target or ended or (len(ready) >= minimum and waited >= self.spec.coalesce_s):
+            plan.ready = ready
+        elif len(ready) >= minimum:
+            plan.retry_in_s = self.spec.coalesce_s - waited
+        return plan
+
+    def moves(self, version: Version) -> bool:
+        """Whether taking at ``version`` tells that a new version is served."""
+        return self._version is None or version > self._version
+
+    def apply_take(self, plan: TakePlan, target: int, version: Version) -> str:
+        """Move the ready groups to taken; returns the batch id."""
+        if self.moves(version):
+            self._version, self._consumed_in_version = version, 0
+        self.discard([group for groups in plan.drops.values() for group in groups])
+        if not plan.ready:
+            return ""
+        self.discard(plan.ready)
+        self._batches += 1
+        batch_id = f"{self.model_id}/{self._registration}.{self._batches}"
+        self._taken[batch_id] = _Taken(tuple(plan.ready), min(len(plan.ready), target))
+        return batch_id
+
+    def taken(self, batch_id: str) -> tuple[QueuedGroup, ...]:
+        """Groups of a batch that is in training.
+
+        Raises:
+            ValueError: there is no such batch.
+        """
+        if batch_id not in self._taken:
+            raise ValueError(f"policy {self.model_id}: batch {batch_id!r} is not taken (settled before?)")
+        return self._taken[batch_id].groups
+
+    def taken_batches(self) -> list[str]:
+        return list(self._taken)
+
+    def consumed(self, batch_id: str) -> None:
+        self._consumed_in_version += self._taken.pop(batch_id).credit
+
+    def dropped(self, batch_id: str) -> None:
+        del self._taken[batch_id]
+
+    def give_back(self, batch_id: str, groups: Sequence[QueuedGroup]) -> None:
+        """Return ``groups`` of a taken batch to the head of the queue, in their old order."""
+        del self._taken[batch_id]
+        self._waiting.extendleft(reversed(groups))
+
+    def waiting(self) -> list[QueuedGroup]:
+        return list(self._waiting)
+
+    def refill(self, groups: Sequence[QueuedGroup], registration: int) -> None:
+        """Start from what the ledger holds; ``registration`` keeps batch ids of earlier starts apart."""
+        self._waiting = deque(groups)
+        self._registration = registration

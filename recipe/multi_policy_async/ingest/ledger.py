@@ -1,0 +1,404 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The ledger: what was started, how each workflow ended, and what became of each trajectory row.
+
+SQLite with one writer. Every method is one transaction and blocks; the ingestor calls them on one thread of its own.
+The ledger is the source of truth: what is in flight, the task cursor and the queues are read back from it.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..trajectory import Trajectory, WorkflowId, WorkflowRecord
+from .ledger_schema import SCHEMA, SCHEMA_VERSION, SUPERSEDED
+from .reasons import TRAINED
+from .row_codec import decode_arrays
+
+ISSUED = "issued"
+TERMINAL = "terminal"
+
+_CHUNK = 500  # row ids in one statement, below SQLite's limit on variables
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """A row to insert: ``fate`` is ``None`` while it waits."""
+
+    row_id: int
+    trajectory: Trajectory
+    group_id: str
+    fate: str | None
+    body: bytes
+
+
+@dataclass(frozen=True)
+class FateChange:
+    """Rows that get ``fate`` in the same transaction."""
+
+    row_ids: Sequence[int]
+    fate: str
+
+
+@dataclass(frozen=True)
+class TerminalCommit:
+    """Everything that one terminal record changes, in one transaction (invariant 4)."""
+
+    record: WorkflowRecord
+    digest: bytes
+    answer: dict[str, int]
+    rows: Sequence[NewRow]
+    fates: Sequence[FateChange] = ()
+    closed: int | None = None  # closing order of the task, if this record closes it
+
+
+@dataclass(frozen=True)
+class WaitingRow:
+    """A row without a fate, as recovery sees it."""
+
+    row_id: int
+    model_id: str
+    agent_id: str
+    task_key: str
+    group_id: str
+    closed: int | None
+    incarnation: int
+    oldest: int
+    newest: int
+
+
+@dataclass
+class Recovered:
+    """What the ledger says about unfinished work."""
+
+    next_row_id: int = 1
+    next_close: int = 1
+    open_tasks: dict[str, int] = field(default_factory=dict)  # task key -> members
+    terminal_samples: dict[str, set[int]] = field(default_factory=dict)  # of open tasks
+    in_flight: dict[str, tuple[str, int]] = field(default_factory=dict)  # workflow id -> (task key, sample)
+    waiting: list[WaitingRow] = field(default_factory=list)
+
+
+class Ledger:
+    """Open or create the ledger at ``path``.
+
+    Args:
+        path: the database file; its folder is made.
+        synchronous: SQLite's ``synchronous`` setting, ``normal`` or ``full``.
+
+    Raises:
+        ValueError: the file is of another schema version.
+    """
+
+    def __init__(self, path: str | Path, *, synchronous: str):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {synchronous}")
+        self._db.execute("PRAGMA foreign_keys = OFF")  # pruning deletes parents first; tests check references
+        with self._transaction():
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+                for statement in SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0]
+        if found != str(SCHEMA_VERSION):
+            raise ValueError(f"ledger {self.path} has schema version {found}, this program needs {SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        """Close the connection; committed work is on disk already."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def issue(self, workflow_id: WorkflowId, members: int, now: float) -> str:
+        """Write that a workflow is started.
+
+        Returns:
+            ``ISSUED``, also when it was before; ``TERMINAL`` if an attempt of the same sample has ended already.
+
+        Raises:
+            ValueError: the task was opened with another number of members, or a later attempt is in flight.
+        """
+        key = workflow_id.task_key
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO tasks VALUES (?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING",
+                (key, workflow_id.epoch, workflow_id.task, members),
+            )
+            (found,) = self._db.execute("SELECT members FROM tasks WHERE task_key = ?", (key,)).fetchone()
+            if found != members or workflow_id.sample >= members:
+                raise ValueError(f"workflow {workflow_id}: its task has {found} members, not {members}")
+            attempts = self._db.execute(
+                "SELECT workflow_id, attempt, status FROM workflows WHERE task_key = ? AND sample = ?",
+                (key, workflow_id.sample),
+            ).fetchall()
+            if any(status not in (None, SUPERSEDED) for _, _, status in attempts):
+                return TERMINAL
+            if any(attempt > workflow_id.attempt for _, attempt, _ in attempts):
+                raise ValueError(f"workflow {workflow_id}: a later attempt was started already")
+            self._db.execute(
+                "UPDATE workflows SET status = ? WHERE task_key = ? AND sample = ? AND attempt < ?",
+                (SUPERSEDED, key, workflow_id.sample, workflow_id.attempt),
+            )
+            self._db.execute(
+                "INSERT INTO workflows (workflow_id, task_key, sample, attempt, issued_at) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT DO NOTHING",
+                (str(workflow_id), key, workflow_id.sample, workflow_id.attempt, now),
+            )
+        return ISSUED
+
+    def outcome(self, workflow_id: str) -> tuple[str | None, bytes | None, dict[str, int]] | None:
+        """Status, digest and first answer of a started workflow; ``None`` if it was never issued."""
+        found = self._db.execute(
+            "SELECT status, digest, answer FROM workflows WHERE workflow_id = ?", (workflow_id,)
+        ).fetchone()
+        return None if found is None else (found[0], found[1], json.loads(found[2] or "{}"))
+
+    def commit_terminal(self, commit: TerminalCommit) -> None:
+        """Write a terminal record, its rows for all models and what closing its task changes: all or nothing."""
+        record = commit.record
+        with self._transaction():
+            self._db.execute(
+                "UPDATE workflows SET status = ?, digest = ?, answer = ?, score = ?, error = ?, started_at = ?, "
+                "ended_at = ?, versions = ? WHERE workflow_id = ?",
+                (
+                    record.status,
+                    commit.digest,
+                    json.dumps(commit.answer),
+                    record.score,
+                    record.error,
+                    record.started_at,
+                    record.ended_at,
+                    json.dumps({model: [str(v) for v in span] for model, span in record.version_vector.items()}),
+                    record.workflow_id,
+                ),
+            )
+            task_key = WorkflowId.parse(record.workflow_id).task_key
+            self._db.executemany(
+                f"INSERT INTO rows VALUES ({', '.join('?' * 19)})", (_columns(row, task_key) for row in commit.rows)
+            )
+            self._db.executemany("INSERT INTO payloads VALUES (?, ?)", ((row.row_id, row.body) for row in commit.rows))
+            if commit.closed is not None:
+                self._db.execute("UPDATE tasks SET closed = ? WHERE task_key = ?", (commit.closed, task_key))
+            self._set_fates(commit.fates)
+
+    def abandon(self, tokens: dict[tuple[str, str], int]) -> None:
+        """Count sampled tokens that never became rows, by (model id, reason)."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT INTO abandoned VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens",
+                ((model_id, reason, n) for (model_id, reason), n in tokens.items()),
+            )
+
+    def set_fates(self, changes: Iterable[FateChange]) -> None:
+        """Give waiting rows their fate."""
+        with self._transaction():
+            self._set_fates(changes)
+
+    def consume(self, row_ids: Sequence[int], incarnation: int, step: int) -> None:
+        """Mark rows as trained by ``step`` of ``incarnation``."""
+        with self._transaction():
+            for some in _chunks(row_ids):
+                done = self._db.execute(
+                    "UPDATE rows SET fate = ?, consumed_incarnation = ?, consumed_step = ? "
+                    f"WHERE fate IS NULL AND id IN ({_marks(some)})",
+                    (TRAINED, incarnation, step, *some),
+                )
+                assert done.rowcount == len(some), "invariant 2: a row is trained once"
+
+    def read(self, row_ids: Sequence[int]) -> list[Trajectory]:
+        """Trajectories of rows, in the order asked for.
+
+        Raises:
+            ValueError: the payload of a row was pruned or is damaged.
+        """
+        found: dict[int, Trajectory] = {}
+        for some in _chunks(row_ids):
+            query = (
+                "SELECT id, trajectory_id, workflow_id, agent_id, model_id, request_id, turn, incarnation, "
+                "finish_reason, reward, body FROM rows JOIN payloads ON row_id = id "
+                f"WHERE id IN ({_marks(some)})"
+            )
+            for row_id, *columns, body in self._db.execute(query, some):
+                names = "trajectory_id workflow_id agent_id model_id request_id turn incarnation finish_reason reward"
+                found[row_id] = Trajectory(**dict(zip(names.split(), columns, strict=True)), **decode_arrays(body))
+        missing = [row_id for row_id in row_ids if row_id not in found]
+        if missing:
+            raise ValueError(f"ledger {self.path} has no payload for rows {missing[:5]}: pruned or damaged")
+        return [found[row_id] for row_id in row_ids]
+
+    def recover(self) -> Recovered:
+        """Read back unfinished work after a start."""
+        state = Recovered()
+        (state.next_row_id,) = self._db.execute("SELECT 1 + coalesce(max(id), 0) FROM rows").fetchone()
+        (state.next_close,) = self._db.execute("SELECT 1 + coalesce(max(closed), 0) FROM tasks").fetchone()
+        state.open_tasks = dict(self._db.execute("SELECT task_key, members FROM tasks WHERE closed IS NULL"))
+        for workflow_id, key, sample, status in self._db.execute(
+            "SELECT workflow_id, task_key, sample, status FROM workflows JOIN tasks USING (task_key) "
+            "WHERE closed IS NULL"
+        ):
+            if status is None:
+                state.in_flight[workflow_id] = (key, sample)
+            elif status != SUPERSEDED:
+                state.terminal_samples.setdefault(key, set()).add(sample)
+        state.waiting = self.waiting_rows()
+        return state
+
+    def waiting_rows(self, model_id: str | None = None) -> list[WaitingRow]:
+        """Rows without a fate, in closing order of their tasks; those of open tasks come last."""
+        return [
+            WaitingRow(*columns)
+            for columns in self._db.execute(
+                "SELECT id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest FROM rows "
+                "JOIN tasks USING (task_key) WHERE fate IS NULL AND (?1 IS NULL OR model_id = ?1) "
+                "ORDER BY closed IS NULL, closed, id",
+                (model_id,),
+            )
+        ]
+
+    def begin_incarnation(self, model_id: str, restored: tuple[int, int] | None) -> int:
+        """Start a model, fresh or from its checkpoint ``(incarnation, step)``; returns the new incarnation.
+
+        Rows consumed by steps outside the new lineage wait again, since the surviving weights never saw them.
+
+        Raises:
+            ValueError: the checkpoint is not known.
+        """
+        with self._transaction():
+            (last,) = self._db.execute(
+                "SELECT max(incarnation) FROM incarnations WHERE model_id = ?", (model_id,)
+            ).fetchone()
+            incarnation = 0 if last is None else last + 1
+            if (
+                restored is not None
+                and not self._db.execute(
+                    "SELECT 1 FROM checkpoints WHERE (model_id, incarnation, step) = (?, ?, ?)", (model_id, *restored)
+                ).fetchone()
+            ):
+                raise ValueError(f"ledger {self.path} knows no checkpoint of {model_id} at {restored}")
+            self._db.execute(
+                "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?)",
+                (model_id, incarnation, *(restored or (None, None)), time.time()),
+            )
+            surviving = self.lineage(model_id)
+            for earlier in range(incarnation):
+                self._db.execute(
+                    "UPDATE rows SET fate = NULL, consumed_incarnation = NULL, consumed_step = NULL "
+                    "WHERE model_id = ? AND fate = ? AND consumed_incarnation = ? AND consumed_step > ?",
+                    (model_id, TRAINED, earlier, surviving.get(earlier, 0)),
+                )
+        return incarnation
+
+    def lineage(self, model_id: str) -> dict[int, int]:
+        """Newest surviving version number of each earlier incarnation that the current weights descend from.
+
+        Number 0, the initial weights, survives in every incarnation.
+        """
+        parents = {
+            incarnation: (parent, step)
+            for incarnation, parent, step in self._db.execute(
+                "SELECT incarnation, restored_incarnation, restored_step FROM incarnations WHERE model_id = ?",
+                (model_id,),
+            )
+        }
+        surviving: dict[int, int] = {}
+        at = max(parents, default=None)
+        while at is not None:
+            at, step = parents[at]
+            if at is not None:
+                surviving[at] = step
+        return surviving
+
+    def add_checkpoint(self, model_id: str, incarnation: int, step: int, digest: str, path: str) -> None:
+        """Commit a checkpoint whose files are complete on disk."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)",
+                (model_id, incarnation, step, digest, path, time.time()),
+            )
+
+    def counts(self) -> dict[str, dict[str | None, int]]:
+        """Rows by model and fate (``None``: waiting), pruned ones included."""
+        found: dict[str, dict[str | None, int]] = {}
+        for model_id, fate, n in self._db.execute(
+            "SELECT model_id, fate, sum(n) FROM (SELECT model_id, fate, count(*) AS n FROM rows GROUP BY 1, 2 "
+            "UNION ALL SELECT model_id, fate, rows FROM pruned) GROUP BY 1, 2"
+        ):
+            found.setdefault(model_id, {})[fate] = n
+        return found
+
+    def issued_tasks(self) -> dict[int, set[int]]:
+        """Tasks that were started, by epoch: the task cursor."""
+        found: dict[int, set[int]] = {}
+        for epoch, task in self._db.execute("SELECT epoch, task FROM tasks"):
+            found.setdefault(epoch, set()).add(task)
+        return found
+
+    def _set_fates(self, changes: Iterable[FateChange]) -> None:
+        for change in changes:
+            for some in _chunks(change.row_ids):
+                done = self._db.execute(
+                    f"UPDATE rows SET fate = ? WHERE fate IS NULL AND id IN ({_marks(some)})", (change.fate, *some)
+                )
+                assert done.rowcount == len(some), "invariant 3: a row gets one fate"
+
+
+def _columns(row: NewRow, task_key: str) -> tuple:
+    t = row.trajectory
+    span = t.version_span
+    sampled = int(t.response_mask.sum())
+    return (
+        row.row_id,
+        t.trajectory_id,
+        t.workflow_id,
+        task_key,
+        t.model_id,
+        t.agent_id,
+        int(t.turn),
+        t.request_id,
+        row.group_id,
+        t.finish_reason,
+        None if t.reward is None else float(t.reward),
+        sampled,
+        len(t.prompt_ids) + len(t.response_ids) - sampled,
+        int(t.incarnation),
+        span.oldest.number,
+        span.newest.number,
+        row.fate,
+        None,
+        None,
+    )
+
+
+def _marks(values: Sequence[int]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]

@@ -1,0 +1,48 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A policy's open groups and queue, rebuilt from the rows that have no fate in the ledger."""
+
+from collections.abc import Iterable
+
+from .groups import OpenTask, QueuedGroup, RowRef
+from .ledger import WaitingRow
+
+
+def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now: float) -> list[QueuedGroup]:
+    """Put rows of open tasks back into ``open_tasks`` and return the closed groups, in closing order.
+
+    Args:
+        waiting: one policy's rows, as ``Ledger.waiting_rows`` orders them.
+        open_tasks: open tasks by key; changed.
+        now: monotonic clock, in seconds.
+    """
+    closed: dict[str, list[WaitingRow]] = {}
+    for row in waiting:
+        if row.closed is None:
+            open_tasks[row.task_key].groups.add(row.model_id, row.group_id, row.agent_id, _ref(row))
+        else:
+            closed.setdefault(row.group_id, []).append(row)
+    return [
+        QueuedGroup(group_id, rows[0].model_id, _agent(rows), tuple(_ref(row) for row in rows), now)
+        for group_id, rows in closed.items()
+    ]
+
+
+def _agent(rows: list[WaitingRow]) -> str:
+    agents = {row.agent_id for row in rows}
+    return agents.pop() if len(agents) == 1 else ""
+
+
+def _ref(row: WaitingRow) -> RowRef:
+    return RowRef(row.row_id, row.incarnation, row.oldest, row.newest)

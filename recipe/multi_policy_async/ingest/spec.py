@@ -1,0 +1,70 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Types and bounds of the data path's configuration. Defaults live in ``config/ingest`` and ``config/queue``."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IngestSpec(_Spec):
+    """What holds for all policies of a job."""
+
+    synchronous: Literal["normal", "full"]
+    """SQLite's durability: ``normal`` survives a crash of any process, ``full`` a power loss too."""
+    admission: Literal["any", "all"]
+    """Admit a task while any (or only while all) of the policies that can train now are below their lead."""
+    on_failed: Literal["drop", "keep"]
+    """Rows of failed workflows: dropped as ``failed_workflow``, or trained if they carry a reward."""
+    on_truncated: Literal["drop", "keep"]
+    """Rows cut at the length limit: dropped as ``truncated``, or trained."""
+    max_give_backs: int = Field(ge=0)
+    """A group given back more often than this is dropped as ``poison``."""
+    poll_s: float = Field(gt=0)
+    """Longest wait of one long-poll call, in seconds."""
+
+
+class QueueSpec(_Spec):
+    """One policy's training queue. Sizes count advantage groups."""
+
+    max_lead_groups: int | None = Field(ge=1)
+    """How far production may run ahead. ``None``: the runtime derives it as verl does
+    (``fully_async_rollouter.py:set_max_required_samples``)."""
+    max_queue_groups: int | None = Field(ge=1)
+    """Closed groups kept; the oldest ones above it are dropped as ``surplus``. ``None``: ``max_lead_groups``."""
+    max_staleness: int | None = Field(ge=0)
+    """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
+    on_stale: Literal["drop", "hold"]
+    min_group_size: int = Field(ge=1)
+    """Groups with fewer rows are dropped as ``group_too_small``; GRPO gives a group of one its raw reward."""
+    group_by: Literal["task_agent", "task_agent_turn", "task"]
+    min_batch_groups: int | None = Field(ge=1)
+    """Train on as few groups as this once the oldest has waited ``coalesce_s``. ``None``: only full batches."""
+    max_batch_groups: int | None = Field(ge=1)
+    """Take up to this many groups if they wait already. ``None``: the target size."""
+    coalesce_s: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _only_what_is_built(self) -> "QueueSpec":
+        if self.on_stale == "hold":
+            raise ValueError("on_stale: hold is not available yet; use on_stale: drop")
+        if self.min_batch_groups and self.max_batch_groups and self.min_batch_groups > self.max_batch_groups:
+            raise ValueError(
+                f"min_batch_groups {self.min_batch_groups} is above max_batch_groups {self.max_batch_groups}"
+            )
+        return self
