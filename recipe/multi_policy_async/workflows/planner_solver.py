@@ -1,0 +1,104 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A planner that sees the question, a solver that sees only the planner's message, and at times a verifier."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .scoring import REASONING_GYM, extract_answer, is_number, score_message
+
+
+class PlannerSolver:
+    """The planner's message is all that the solver learns of the question; the verifier's score is everybody's reward.
+
+    Args:
+        planner_prompt: the planner's user message; ``{question}`` stands for the task's question.
+        solver_prompt: the solver's user message; ``{plan}`` stands for the planner's message.
+
+    Agents: ``planner``, ``solver``.
+    """
+
+    def __init__(self, planner_prompt: str = "{question}", solver_prompt: str = "{plan}"):
+        self._planner_prompt = planner_prompt
+        self._solver_prompt = solver_prompt
+
+    async def run(self, task: Mapping[str, Any], agents: Mapping[str, Any]) -> float:
+        """Play one episode.
+
+        Args:
+            task: a dataset row in verl's RLHF columns (``assets/prepare_tasks.py``, or verl's GSM8K preparation).
+            agents: agent id -> agent with ``async chat(messages) -> str``.
+
+        Returns:
+            The score of the final message, usually in [0, 1]; it goes to all agents.
+        """
+        plan, message = await self.plan_and_solve(task, agents)
+        return await score(task, message)
+
+    async def plan_and_solve(self, task: Mapping[str, Any], agents: Mapping[str, Any]) -> tuple[str, str]:
+        """The planner's and the solver's messages."""
+        plan = await ask(agents["planner"], self._planner_prompt, question=question_of(task))
+        return plan, await ask(agents["solver"], self._solver_prompt, plan=plan)
+
+
+class PlannerSolverVerifier(PlannerSolver):
+    """As above, but some answers are checked: then the verifier's message is the final one.
+
+    Checked are ill-formed answers (no number where one is expected) and hard questions, so the verifier is called in a
+    part of the workflows only.
+
+    Args:
+        verifier_prompt: the verifier's user message, with ``{plan}`` and ``{answer}``.
+        check_from_terms: reasoning-gym questions with at least so many terms are hard; other tasks are never hard.
+
+    Agents: ``planner``, ``solver``, ``verifier``.
+    """
+
+    def __init__(self, verifier_prompt: str = "{plan} = {answer}", check_from_terms: int = 3, **prompts: str):
+        super().__init__(**prompts)
+        self._verifier_prompt = verifier_prompt
+        self._check_from_terms = check_from_terms
+
+    async def run(self, task: Mapping[str, Any], agents: Mapping[str, Any]) -> float:
+        plan, message = await self.plan_and_solve(task, agents)
+        if self.needs_check(task, message):
+            message = await ask(agents["verifier"], self._verifier_prompt, plan=plan, answer=message)
+        return await score(task, message)
+
+    def needs_check(self, task: Mapping[str, Any], message: str) -> bool:
+        if extract_answer(message, is_number(str(task["reward_model"]["ground_truth"]))) is None:
+            return True
+        if not task["data_source"].startswith(REASONING_GYM):
+            return False
+        entry = json.loads(task["extra_info"]["entry"])
+        return entry["metadata"].get("num_terms", 0) >= self._check_from_terms
+
+
+def question_of(task: Mapping[str, Any]) -> str:
+    """The last user message of the row's ``prompt``."""
+    return next(message["content"] for message in reversed(list(task["prompt"])) if message["role"] == "user")
+
+
+async def ask(agent: Any, prompt: str, **parts: str) -> str:
+    """One single-turn call. ``replace``, not ``format``: what models write may hold braces."""
+    for name, text in parts.items():
+        prompt = prompt.replace(f"{{{name}}}", text)
+    return await agent.chat([{"role": "user", "content": prompt}])
+
+
+async def score(task: Mapping[str, Any], message: str) -> float:
+    """In a thread: verifiers may be slow, and the first one is imported here."""
+    return await asyncio.to_thread(score_message, task, message)

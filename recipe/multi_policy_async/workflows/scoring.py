@@ -1,0 +1,73 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Scores an answer with the verifier that belongs to the task's ``data_source``. Torch-free for reasoning-gym."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+REASONING_GYM = "reasoning_gym/"
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
+
+
+def is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def extract_answer(text: str, numeric: bool) -> str | None:
+    """The answer in a model's message: the last ``<answer>`` tag, else the last number, else the whole message.
+
+    Args:
+        numeric: a number is expected; without one in the message there is no answer.
+    """
+    tagged = _TAGGED.findall(text)
+    if tagged:
+        text = tagged[-1]
+    if numeric:
+        numbers = _NUMBER.findall(text)
+        return numbers[-1] if numbers else None
+    return text.strip() or None
+
+
+def score_message(task: Mapping[str, Any], text: str) -> float:
+    """Score of a model's final message for one dataset row, by the dataset's own verifier.
+
+    Args:
+        task: a row in verl's RLHF columns. ``reasoning_gym/<dataset>`` goes to reasoning-gym's ``score_answer`` with
+            the row's ``extra_info['entry']``; any other ``data_source`` to verl's ``default_compute_score``
+            (verl/utils/reward_score), which sees the whole message.
+
+    Raises:
+        NotImplementedError: verl knows no scorer for the ``data_source``.
+    """
+    source = task["data_source"]
+    truth = str(task["reward_model"]["ground_truth"])
+    if source.startswith(REASONING_GYM):
+        answer = extract_answer(text, is_number(truth))
+        entry = json.loads(task["extra_info"]["entry"])
+        return float(_reasoning_gym_verifier(source.removeprefix(REASONING_GYM))(answer, entry))
+    from verl.utils.reward_score import default_compute_score  # here: it imports torch
+
+    result = default_compute_score(source, text, truth, extra_info=dict(task["extra_info"]))
+    return float(result["score"] if isinstance(result, dict) else result)
+
+
+@lru_cache
+def _reasoning_gym_verifier(dataset: str) -> Callable[[str | None, dict[str, Any]], float]:
+    import reasoning_gym  # here: it takes 1.5 seconds, which jobs on other data need not spend
+
+    return reasoning_gym.get_score_answer_fn(dataset)
