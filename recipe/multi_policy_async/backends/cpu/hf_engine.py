@@ -1,0 +1,433 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Continuous batching over a transformers model on the CPU.
+
+One thread runs the model. Requests join and leave the running batch between two tokens::
+
+    submit ──> waiting ──(admit: prefill all but the last prompt token)──> rows ──(one token each)──> finished
+                  ^ held while paused                                       └──(stop, length, abort)──^
+
+The last prompt token of a new row is the first input of its decode steps, so every step treats all rows alike.
+"""
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...trajectory import Version
+from .sampling import BatchSampler, InvalidRequest, SamplingParams
+from .slot_kv_cache import SlotKVCache
+from .weights import WeightStore
+
+logger = logging.getLogger(__name__)
+
+_PREFILL_TOKENS = 4096  # of one model call, padding included
+
+
+@dataclass(eq=False)
+class GenerationRequest:
+    """One attempt at a generation, under its own ``rid``. Filled by the engine's thread."""
+
+    rid: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    on_finish: Callable[["GenerationRequest"], None]  # called once, in the engine's thread
+    on_token: Callable[["GenerationRequest"], None] | None = None  # after each token but the last
+    output_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    version: Version | None = None  # of the weights that sampled every token of this attempt
+    finish_reason: dict[str, Any] | None = None  # SGLang's: {"type": "stop" | "length" | "abort", ...}
+    error: str | None = None  # the engine failed; the request has no usable output
+    abort_wanted: bool = False
+
+
+@dataclass(eq=False)
+class _Row:
+    request: GenerationRequest
+    stop_ids: frozenset[int]
+    generator: random.Random
+    length: int  # tokens whose states are in the cache
+    next_input: int
+
+
+class HFEngine:
+    """Generates for many requests at once.
+
+    Weights and version change only while no row runs (abort, load, stamp, resume), so all tokens of one attempt share
+    one version and the cache never mixes weights. The engine starts paused, and stays so until a version is set.
+
+    Args:
+        model: a causal language model with full attention in every layer, on the CPU.
+        max_model_len: prompt and output tokens of one request.
+        max_batch_size: rows that run at once; further requests wait.
+        eos_token_ids: end a row unless it ignores them.
+        seed: of the sampling of requests that bring no seed.
+
+    Raises:
+        ValueError: the model has sliding-window or recurrent layers.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_model_len: int,
+        max_batch_size: int,
+        eos_token_ids: Iterable[int] = (),
+        seed: int = 0,
+    ):
+        config = model.config.get_text_config()
+        other = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        if other:
+            raise ValueError(f"the CPU rollout server serves models with full attention only, not {sorted(other)}")
+        self.max_model_len = max_model_len
+        self.max_batch_size = max_batch_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.weights = WeightStore(model)
+        self._model = model.eval()
+        self._cache = SlotKVCache(config.num_hidden_layers)
+        self._random = random.Random(seed)
+        self._changed = threading.Condition()  # guards everything below but the rows, which the engine's thread owns
+        self._live: dict[str, GenerationRequest] = {}
+        self._waiting: deque[GenerationRequest] = deque()
+        self._paused = True
+        self._version: Version | None = None
+        self._stamped = False  # the version names the weights in force
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._rows: list[_Row] = []
+        self._sampler: BatchSampler | None = None
+
+    # -- from any thread -------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> Version | None:
+        return self._version
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def num_running(self) -> int:
+        return len(self._rows)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; it waits while the engine is paused.
+
+        Raises:
+            InvalidRequest: empty or over-long prompt, a token outside the vocabulary, or the rid is already in use.
+        """
+        total = len(request.prompt_ids) + request.params.max_new_tokens
+        if not request.prompt_ids:
+            raise InvalidRequest("input_ids is empty")
+        if len(request.prompt_ids) >= self.max_model_len or total > self.max_model_len:
+            raise InvalidRequest(
+                f"{len(request.prompt_ids)} input tokens and max_new_tokens={request.params.max_new_tokens} exceed the "
+                f"model's maximum context length of {self.max_model_len} tokens"
+            )
+        vocabulary = self._model.config.get_text_config().vocab_size
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
+            raise InvalidRequest(f"input_ids holds a token outside the vocabulary of {vocabulary}")
+        if request.params.max_new_tokens == 0:
+            request.version = self._version
+            request.finish_reason = {"type": "length", "length": 0}
+            request.on_finish(request)
+            return
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError("the engine is stopping")
+            if request.rid in self._live:
+                raise InvalidRequest(f"duplicate request id {request.rid!r}")
+            self._live[request.rid] = request
+            self._waiting.append(request)
+            self._changed.notify_all()
+
+    def abort(self, rid: str) -> bool:
+        """Finish a request with what it has; false when there is none under this rid."""
+        with self._changed:
+            request = self._live.get(rid)
+            if request is None:
+                return False
+            request.abort_wanted = True
+            self._changed.notify_all()
+            return True
+
+    def abort_all(self) -> None:
+        """Finish all running and waiting requests with what they have."""
+        with self._changed:
+            for request in self._live.values():
+                request.abort_wanted = True
+            self._changed.notify_all()
+
+    def pause(self, timeout_s: float = 60.0) -> None:
+        """Abort everything, admit nothing more, and return when no row runs.
+
+        Raises:
+            TimeoutError: rows were still running after ``timeout_s``.
+        """
+        with self._changed:
+            self._paused = True
+            aborted = list(self._live.values())
+            for request in aborted:
+                request.abort_wanted = True
+            self._changed.notify_all()
+            if self._thread is None:
+                return  # stepped by hand
+            done = self._changed.wait_for(lambda: not any(self._live.get(r.rid) is r for r in aborted), timeout_s)
+        if not done:
+            raise TimeoutError(f"the engine did not stop its rows within {timeout_s} s")
+
+    def resume(self) -> bool:
+        """Admit requests again; false, and still paused, while the weights have no version."""
+        with self._changed:
+            if not self._stamped:
+                return False
+            self._paused = False
+            self._changed.notify_all()
+            return True
+
+    def begin_load(self) -> None:
+        """Announce new weights: until ``set_version`` the engine cannot resume.
+
+        Raises:
+            RuntimeError: the engine is not paused.
+        """
+        with self._changed:
+            self._require_idle("load weights")
+            self._stamped = False
+            self._cache.release()
+            self.weights.begin_load()
+
+    def set_version(self, version: Version) -> None:
+        """Stamp the weights in force.
+
+        Raises:
+            RuntimeError: rows run under another version, or a load stopped half way.
+        """
+        with self._changed:
+            if self._stamped and version == self._version:
+                return
+            self._require_idle("change the weight version")
+            if not self.weights.complete:
+                raise RuntimeError("the last weight load did not finish, its weights get no version")
+            self._version = version
+            self._stamped = True
+
+    def _require_idle(self, what: str) -> None:
+        if not self._paused or self._rows:
+            raise RuntimeError(f"cannot {what} while requests run: abort and pause first")
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def start(self, torch_threads: int) -> None:
+        """Run the engine in its own thread."""
+        assert self._thread is None, "started once"
+        self._thread = threading.Thread(target=self._run, args=(torch_threads,), name="hf-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Abort everything and end the thread."""
+        with self._changed:
+            self._stopping = True
+            for request in self._live.values():
+                request.abort_wanted = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, torch_threads: int) -> None:
+        torch.set_num_threads(torch_threads)  # per thread
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                if self._stopping and not self._live:
+                    return
+            self.step()
+
+    def _has_work(self) -> bool:
+        if self._rows or self._stopping or any(r.abort_wanted for r in self._waiting):
+            return True
+        return bool(self._waiting) and not self._paused
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Take aborts and new requests, then sample one token for every row; an error fails the rows, no more."""
+        try:
+            with self._changed:
+                finished = self._take_aborts()
+                admitted = self._admit()
+            self._finish(finished)
+            if admitted:
+                self._prefill(admitted)
+            if self._rows:
+                self._decode()
+        except Exception as error:  # the engine serves other requests after a bad one
+            logger.exception("generation failed for %d rows", len(self._rows))
+            failed = [row.request for row in self._rows]
+            self._rows.clear()
+            self._sampler = None
+            self._cache.release()
+            for request in failed:
+                request.error = f"{type(error).__name__}: {error}"
+                request.finish_reason = {"type": "abort", "message": request.error}
+            self._finish(failed)
+
+    def _take_aborts(self) -> list[GenerationRequest]:
+        aborted = [r for r in self._waiting if r.abort_wanted]
+        if aborted:
+            self._waiting = deque(r for r in self._waiting if not r.abort_wanted)
+        for index in range(len(self._rows) - 1, -1, -1):
+            if self._rows[index].request.abort_wanted:
+                aborted.append(self._remove(index))
+        for request in aborted:
+            request.finish_reason = {"type": "abort", "message": "aborted"}
+        return aborted
+
+    def _admit(self) -> list[_Row]:
+        admitted = []
+        while self._waiting and not self._paused and len(self._rows) + len(admitted) < self.max_batch_size:
+            request = self._waiting.popleft()
+            request.version = self._version
+            params = request.params
+            stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self.eos_token_ids
+            generator = self._random if params.seed is None else random.Random(params.seed)
+            admitted.append(_Row(request, stop_ids, generator, 0, request.prompt_ids[-1]))
+        return admitted
+
+    def _prefill(self, admitted: list[_Row]) -> None:
+        """Compute the cache of new rows; rows with the same prompt (a group) compute it once."""
+        self._sampler = None
+        begin = len(self._rows)
+        first_with: dict[tuple[int, ...], int] = {}
+        twins: list[_Row] = []
+        for row in sorted(admitted, key=lambda r: len(r.request.prompt_ids)):
+            prompt = tuple(row.request.prompt_ids)
+            if prompt in first_with:
+                twins.append(row)
+            else:
+                first_with[prompt] = len(self._rows)
+                self._rows.append(row)
+        end = len(self._rows)
+        self._rows += twins
+        while begin < end:
+            begin = self._prefill_some(begin, end)
+        for target in range(end, len(self._rows)):
+            row = self._rows[target]
+            source = first_with[tuple(row.request.prompt_ids)]
+            row.length = self._rows[source].length
+            self._cache.copy_row(source, target, row.length)
+
+    def _prefill_some(self, first: int, end: int) -> int:
+        """Prefill rows from ``first`` on, as many as fit in one model call; returns the first one left."""
+        last = first
+        while last < end:
+            longest = len(self._rows[last].request.prompt_ids) - 1
+            if last > first and longest * (last + 1 - first) > _PREFILL_TOKENS:
+                break
+            last += 1
+        prompts = [row.request.prompt_ids[:-1] for row in self._rows[first:last]]
+        longest = len(prompts[-1])
+        if longest:
+            ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+            # Padding is on the right, so causal attention alone keeps it away from every real token.
+            mask = torch.ones(longest, longest, dtype=torch.bool).tril_()[None, None]
+            self._cache.begin_prefill(first, last)
+            self._forward(ids, torch.arange(longest)[None].expand(len(prompts), -1), mask)
+        for row, prompt in zip(self._rows[first:last], prompts, strict=True):
+            row.length = len(prompt)
+        return last
+
+    def _decode(self) -> None:
+        rows = self._rows
+        lengths = [row.length for row in rows]
+        longest = max(lengths)
+        positions = torch.tensor(lengths)
+        ids = torch.tensor([row.next_input for row in rows])
+        mask = (torch.arange(longest + 1)[None] <= positions[:, None])[:, None, None]
+        self._cache.begin_decode(positions, longest)
+        logits = self._forward(ids[:, None], positions[:, None], mask)[:, -1]
+        if self._sampler is None:
+            self._sampler = BatchSampler([r.request.params for r in rows], [r.generator for r in rows])
+        tokens, log_probs = self._sampler(logits)
+        finished = []
+        for index in range(len(rows) - 1, -1, -1):  # backwards: a removal moves only rows already seen
+            row, token, log_prob = rows[index], tokens[index], log_probs[index]
+            request = row.request
+            row.length += 1
+            row.next_input = token
+            if log_prob != log_prob:
+                request.error = "the model's logits are not finite"
+                request.finish_reason = {"type": "abort", "message": request.error}
+                finished.append(self._remove(index))
+                continue
+            request.output_ids.append(token)
+            request.log_probs.append(log_prob)
+            if token in row.stop_ids:
+                request.finish_reason = {"type": "stop", "matched": token}
+            elif len(request.output_ids) >= request.params.max_new_tokens:
+                request.finish_reason = {"type": "length", "length": len(request.output_ids)}
+            if request.finish_reason is not None:
+                finished.append(self._remove(index))
+            elif request.on_token is not None:
+                request.on_token(request)
+        self._finish(finished)
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+
+    def _remove(self, index: int) -> GenerationRequest:
+        """Take a row out; the last row moves into its place."""
+        request = self._rows[index].request
+        moved = self._rows.pop()
+        if index < len(self._rows):
+            self._cache.copy_row(len(self._rows), index, moved.length)
+            self._rows[index] = moved
+        self._sampler = None
+        return request
+
+    def _finish(self, requests: list[GenerationRequest]) -> None:
+        if not requests:
+            return
+        try:
+            for request in requests:
+                request.on_finish(request)
+        finally:
+            with self._changed:
+                for request in requests:
+                    del self._live[request.rid]
+                self._changed.notify_all()
