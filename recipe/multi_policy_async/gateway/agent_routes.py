@@ -1,0 +1,193 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The routes that agents call, as plain ASGI: one request in, one exchange read to its end or left behind."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from .call import Exchange
+from .errors import BadRequest, GatewayError, NotFound
+from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
+from .openai_lowering import lower_chat
+from .openai_raising import ChatCompletionWriter, metadata_headers
+from .request import AgentRequest
+from .service import GatewayService
+from .session import WorkflowSession
+
+logger = logging.getLogger(__name__)
+
+
+class AgentEndpoint:
+    """Base of the agent routes: who calls, provider-shaped errors, and never a 500."""
+
+    def __init__(self, service: GatewayService, check_key: Callable[[Scope], None]) -> None:
+        self.service = service
+        self._check_key = check_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def tracked_send(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.answer(scope, receive, tracked_send)
+        except ClientLeft:
+            logger.debug("client left: %s", scope["path"])
+        except GatewayError as error:
+            await self._send_error(send, error, started)
+        except Exception:
+            # A bug of ours; see the error model for why it is a 503.
+            logger.exception("request to %s failed", scope["path"])
+            self.service.metrics.error("internal")
+            await self._send_error(send, GatewayError("internal error of the gateway"), started)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    def error_body(self, error: GatewayError) -> dict[str, Any]:
+        return error.openai_body()
+
+    async def _send_error(self, send: Send, error: GatewayError, started: bool) -> None:
+        self.service.metrics.error(error.code)
+        if not started:
+            await send_json(send, error.status, self.error_body(error), error.headers())
+
+    def identify(self, scope: Scope) -> tuple[WorkflowSession, str]:
+        """The workflow and agent that call: from the minted URL, or from headers together with the control key.
+
+        Raises:
+            GatewayError: unknown, closed, or without the right key.
+        """
+        params = scope["path_params"]
+        if "token" in params:
+            return self.service.sessions.by_token(params["token"]), params["agent_id"]
+        self._check_key(scope)
+        workflow_id, agent_id = header(scope, b"x-workflow-id"), header(scope, b"x-agent-id")
+        if workflow_id is None or agent_id is None:
+            raise BadRequest("this URL names no agent: give the headers x-workflow-id and x-agent-id")
+        session = self.service.sessions.find(workflow_id)
+        if not isinstance(session, WorkflowSession):
+            raise NotFound("workflow", workflow_id)
+        return session, agent_id
+
+
+class GenerationEndpoint(AgentEndpoint):
+    """A route that samples: protocols differ in ``lower`` and ``write`` only."""
+
+    def lower(self, body: dict[str, Any]) -> AgentRequest:
+        return lower_chat(body, max_choices=self.service.spec.max_choices)
+
+    def writer(self, exchange: Exchange) -> ChatCompletionWriter:
+        return ChatCompletionWriter(exchange, self.service.model(exchange.model_id).tokenizer)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session, agent_id = self.identify(scope)
+        model_id = self.service.route(agent_id)
+        session.check_open()
+        body = await read_body(scope, receive, self.service.spec.max_body_bytes)
+        digest = hashlib.blake2b(body, digest_size=16).digest()
+        async with LeaveWatcher(receive) as watcher:
+            try:
+                exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
+            except GatewayError as error:
+                session.note_refused(agent_id, digest)
+                self.service.metrics.request(model_id, error.status)
+                raise
+            await self._read(session, exchange, watcher, send)
+
+    async def _exchange(
+        self,
+        scope: Scope,
+        session: WorkflowSession,
+        agent_id: str,
+        body: bytes,
+        digest: bytes,
+        watcher: LeaveWatcher,
+    ) -> Exchange:
+        """The exchange to read: the one that a marked retry joins, else a new one."""
+        if (header(scope, b"x-stainless-retry-count") or "0") != "0":
+            joined = session.find_retry(agent_id, digest)
+            if joined is not None:
+                self.service.metrics.joined(joined.model_id)
+                return joined
+        request = self.lower(parse_object(body))
+        started: list[Exchange] = []
+
+        async def start() -> None:
+            started.append(await self.service.start_exchange(session, agent_id, request, digest))
+
+        await watcher.wait(start())
+        return started[0]
+
+    async def _read(
+        self, session: WorkflowSession, exchange: Exchange, watcher: LeaveWatcher, send: Send
+    ) -> None:
+        delivered = False
+        session.reader_came(exchange)
+        try:
+            # The status of a stream is known with its first event: until then an error can still be a proper one.
+            await watcher.wait(exchange.wait_beyond(0) if exchange.request.stream else exchange.wait_ended())
+            if exchange.error is not None and not exchange.events:
+                self.service.metrics.request(exchange.model_id, exchange.error.status)
+                raise exchange.error
+            await self._write(exchange, watcher, send)
+            delivered = exchange.error is None and not watcher.left
+            self.service.metrics.request(exchange.model_id, 200 if exchange.error is None else exchange.error.status)
+        finally:
+            session.reader_went(exchange, delivered=delivered)
+
+    async def _write(self, exchange: Exchange, watcher: LeaveWatcher, send: Send) -> None:
+        writer = self.writer(exchange)
+        if exchange.request.stream:
+            await send_event_stream(send, watcher, writer.stream(), metadata_headers(exchange, versions=False))
+        elif exchange.error is not None:
+            raise exchange.error
+        else:
+            await send_json(send, 200, writer.whole(), metadata_headers(exchange, versions=True))
+
+
+class ModelsEndpoint(AgentEndpoint):
+    """GET .../v1/models: the one model behind this agent."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session, agent_id = self.identify(scope)
+        model = {
+            "id": self.service.route(agent_id),
+            "object": "model",
+            "created": int(session.started_at),
+            "owned_by": "multi_policy_async",
+        }
+        await send_json(send, 200, {"object": "list", "data": [model]})
+
+
+def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) -> list[Route]:
+    """Both ways to name the agent: the minted URL, and headers with the control key."""
+    endpoints = [
+        ("/v1/chat/completions", GenerationEndpoint(service, check_key), "POST"),
+        ("/v1/models", ModelsEndpoint(service, check_key), "GET"),
+    ]
+    return [
+        Route(prefix + path, endpoint=endpoint, methods=[method], name=f"{prefix}{path}")
+        for path, endpoint, method in endpoints
+        for prefix in ("/w/{token}/agents/{agent_id}", "")
+    ]
+

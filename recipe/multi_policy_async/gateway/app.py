@@ -1,0 +1,99 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Assembles the gateway's ASGI application."""
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .agent_routes import agent_routes
+from .control_routes import control_router, health_router, key_checker
+from .errors import BadRequest, BodyTooLarge, GatewayError, NotFound
+from .http_io import json_response, send_json
+from .service import GatewayService
+
+
+class MethodNotAllowed(GatewayError):
+    status = 405
+    code = "method_not_allowed"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+
+class ControlGuard:
+    """Checks the key and bounds the body of control calls before anything of the body is read."""
+
+    def __init__(self, app: ASGIApp, check_key: Callable[[Scope], None], max_body_bytes: int) -> None:
+        self._app = app
+        self._check_key = check_key
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/control/"):
+            await self._app(scope, receive, send)
+            return
+        size = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_body_bytes:
+                raise BodyTooLarge(f"the request body is larger than {self._max_body_bytes} bytes")
+            return message
+
+        try:
+            self._check_key(scope)
+        except GatewayError as error:
+            await send_json(send, error.status, error.openai_body(), error.headers())
+            return
+        await self._app(scope, bounded_receive, send)
+
+
+def create_app(service: GatewayService, control_key: str) -> FastAPI:
+    """The agent routes, the control API, probes and metrics."""
+    app = FastAPI(title="multi_policy_async gateway", docs_url=None, redoc_url=None, redirect_slashes=False)
+    check_key = key_checker(control_key)
+    app.add_middleware(ControlGuard, check_key=check_key, max_body_bytes=service.spec.max_body_bytes)
+    app.router.routes.extend(agent_routes(service, check_key))
+    app.include_router(control_router(service))
+    app.include_router(health_router(service))
+
+    def shaped(error: GatewayError) -> Response:
+        service.metrics.error(error.code)
+        return json_response(error.openai_body(), error.status, error.headers())
+
+    @app.exception_handler(GatewayError)
+    async def gateway_error(request: Request, error: GatewayError) -> Response:
+        return shaped(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return shaped(BadRequest(f"{where or 'body'}: {first['msg']}", param=where or None))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404:
+            return shaped(NotFound("path", request.url.path))
+        if error.status_code == 405:
+            return shaped(MethodNotAllowed(f"{request.method} is not allowed here"))
+        return shaped(BadRequest(str(error.detail)))
+
+    return app

@@ -1,0 +1,216 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One generation (Call) and one request of an agent with its n generations (Exchange).
+
+    RUNNING --last token--> DONE --last byte accepted, or a later request extends it--> KEPT
+       |                     |
+       +---------------------+--client gone, superseded, unchosen, late, policy down--> ABANDONED(reason)
+
+An exchange runs as its own task and keeps its events, so that a retry of the same request joins it from the first
+event instead of sampling twice; readers come and go.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..trajectory import VersionSpan
+from .detokenizer import Detokenizer, StopScanner
+from .errors import GatewayError
+from .request import AgentRequest
+from .sampling import SamplingDecision
+from .upstream import TokenChunk
+
+
+class CallState(str, Enum):
+    RUNNING = "running"
+    DONE = "done"
+    KEPT = "kept"
+    ABANDONED = "abandoned"
+
+
+ABANDON_REASONS = ("client_gone", "superseded", "unchosen", "late", "failed_workflow", "policy_down", "shutdown")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One choice of one request: what was sent to the engine and exactly what it sampled.
+
+    Attributes:
+        request_id: ``<workflow>.<agent>.<turn>`` and the choice after the first; attempts append ``#<k>``.
+        ids, log_probs, versions: the sampled tokens up to and including the one that completed a stop string.
+        text: shown to the client, without special tokens and stop strings.
+    """
+
+    request_id: str
+    agent_id: str
+    model_id: str
+    turn: int
+    choice: int
+    prompt_ids: list[int]
+    max_new_tokens: int
+    sampling: SamplingDecision
+    stop: tuple[str, ...]
+    new_detokenizer: Callable[[], Detokenizer]
+    emit: Callable[["Call", str, int], None]
+    stream: bool
+    top_logprobs: int = 0
+
+    state: CallState = CallState.RUNNING
+    reason: str | None = None
+    finish_reason: str | None = None
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[Any] = field(default_factory=list)
+    alternatives: list[list[tuple[float, int]]] = field(default_factory=list)
+    text: str = ""
+    message: dict[str, Any] | None = None  # the assistant message as the client got it, set at the end
+    cached_tokens: int = 0
+    attempts: int = 0
+    resumes: int = 0
+    held_s: float = 0.0
+    started_at: float = field(default_factory=time.time)
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    shown: bool = False  # the client may have seen a part of it
+    _detokenizer: Detokenizer | None = None
+    _scanner: StopScanner | None = None
+
+    def accept(self, chunk: TokenChunk) -> bool:
+        """Take sampled tokens.
+
+        Returns:
+            True when a stop string is complete: later tokens of this attempt are not part of the call.
+        """
+        if self._detokenizer is None:
+            self._detokenizer, self._scanner = self.new_detokenizer(), StopScanner(self.stop)
+        if self.first_token_at is None and chunk.ids:
+            self.first_token_at = time.time()
+        pieces, taken, stopped = [], 0, False
+        for token_id in chunk.ids:
+            pieces.append(self._scanner.feed(self._detokenizer.feed(token_id)))
+            taken += 1
+            if self._scanner.matched is not None:
+                stopped = True
+                break
+        self.ids += chunk.ids[:taken]
+        self.log_probs += chunk.log_probs[:taken]
+        self.versions += chunk.versions[:taken]
+        self.alternatives += chunk.top_logprobs[:taken]
+        self.cached_tokens = self.cached_tokens or chunk.cached_tokens
+        self._show("".join(pieces))
+        return stopped
+
+    def finish(self, reason: str) -> None:
+        """The last token is in: ``stop`` or ``length``."""
+        if self._detokenizer is not None and self._scanner.matched is None:
+            rest = self._scanner.feed(self._detokenizer.flush())
+            self._show(rest if self._scanner.matched is not None else rest + self._scanner.flush())
+        self.finish_reason = reason
+        self.state = CallState.DONE
+        self.ended_at = time.time()
+
+    def restart(self) -> int:
+        """Forget the tokens of the attempts so far, which the client has not seen.
+
+        Returns:
+            How many tokens were thrown away.
+        """
+        assert not self.shown, "an answer that the client has begun to read cannot start again"
+        lost = len(self.ids)
+        self.ids, self.log_probs, self.versions, self.alternatives, self.text = [], [], [], [], ""
+        self.first_token_at = self._detokenizer = self._scanner = None
+        return lost
+
+    def _show(self, text: str) -> None:
+        self.text += text
+        if text:
+            self.emit(self, text, len(self.ids))
+
+    @property
+    def version_span(self) -> VersionSpan | None:
+        """Oldest and newest version that sampled a token, None without tokens."""
+        return VersionSpan(min(self.versions), max(self.versions)) if self.versions else None
+
+
+@dataclass(slots=True)
+class Event:
+    """A piece of an answer, in the order it became known.
+
+    Attributes:
+        text: text to append, or empty.
+        upto: sampled tokens of the call so far, for streamed log-probs.
+        ended: the call is DONE.
+    """
+
+    choice: int
+    text: str = ""
+    upto: int = 0
+    ended: bool = False
+
+
+class Exchange:
+    """One request of one agent: its calls, its events, and who still reads them."""
+
+    def __init__(self, exchange_id: str, agent_id: str, model_id: str, request: AgentRequest, digest: bytes) -> None:
+        self.exchange_id = exchange_id
+        self.agent_id = agent_id
+        self.model_id = model_id
+        self.request = request
+        self.digest = digest
+        self.created_at = time.time()
+        self.calls: list[Call] = []
+        self.events: list[Event] = []
+        self.error: GatewayError | None = None
+        self.ended = False
+        self.readers = 0
+        self.delivered = False  # some reader accepted the last byte
+        self.client_left = False  # the last reader went before its last byte
+        self.task: asyncio.Task[None] | None = None
+        self.grace: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return not self.ended
+
+    def emit(self, call: Call, text: str, upto: int) -> None:
+        call.shown = call.shown or self.request.stream
+        self.publish(Event(call.choice, text, upto))
+
+    def publish(self, event: Event) -> None:
+        self.events.append(event)
+        self._wake()
+
+    def end(self, error: GatewayError | None = None) -> None:
+        """No more events will come."""
+        self.error = error
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_beyond(self, seen: int) -> None:
+        """Return once there are more than ``seen`` events, or none will come."""
+        while len(self.events) <= seen and not self.ended:
+            await self._changed.wait()
+
+    async def wait_ended(self) -> None:
+        while not self.ended:
+            await self._changed.wait()

@@ -1,0 +1,69 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Checks on fields of untrusted JSON bodies; every fault is a BadRequest that names the field."""
+
+import math
+from typing import Any
+
+from .errors import BadRequest
+
+
+def fault(param: str, expected: str, value: Any) -> BadRequest:
+    """The error for a field of another type or out of its bounds."""
+    shown = repr(value)
+    return BadRequest(
+        f"{param} must be {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}", param=param
+    )
+
+
+def number(value: Any, param: str, low: float, high: float) -> float:
+    """A finite number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise fault(param, "a number", value)
+    if not low <= value <= high:
+        raise fault(param, f"between {low:g} and {high:g}", value)
+    return float(value)
+
+
+def integer(value: Any, param: str, low: int, high: int = 2**31 - 1) -> int:
+    """A whole number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise fault(param, "an integer", value)
+    if not low <= value <= high:
+        raise fault(param, f"between {low} and {high}", value)
+    return value
+
+
+def boolean(value: Any, param: str) -> bool:
+    if not isinstance(value, bool):
+        raise fault(param, "true or false", value)
+    return value
+
+
+def string(value: Any, param: str) -> str:
+    if not isinstance(value, str):
+        raise fault(param, "a string", value)
+    return value
+
+
+def mapping(value: Any, param: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise fault(param, "an object", value)
+    return value
+
+
+def array(value: Any, param: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise fault(param, "an array", value)
+    return value

@@ -1,0 +1,169 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Ends a workflow: finalize and abort. Each workflow gets exactly one terminal record (invariant 4)."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..agent_model_route_table import AgentModelRouteTable
+from ..gateway_binding_registry import GatewayBindingRegistry
+from ..rewards import Rewards, resolve_rewards
+from ..trajectory import Trajectory, WorkflowRecord
+from .errors import BadRequest, UpstreamFailed
+from .metrics import GatewayMetrics
+from .rows import rows_per_call, version_vector
+from .session import WorkflowSession
+from .session_store import ClosedWorkflow, SessionStore
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[WorkflowRecord], Awaitable[dict[str, int]]]
+
+
+class WorkflowCloser:
+    """Seals a session, builds its rows and hands its terminal record to the sink.
+
+    The record goes out before the session is closed: when the sink fails, the caller gets a 503, the session stays
+    sealed, and finalizing again hands over the same rows. The sink takes a record twice as once.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        routes: AgentModelRouteTable,
+        registry: GatewayBindingRegistry,
+        sink: Sink,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._store = store
+        self._routes = routes
+        self._registry = registry
+        self._sink = sink
+        self._metrics = metrics
+
+    async def finalize(
+        self, workflow_id: str, *, status: str, rewards: Rewards, score: float | None, error: str | None
+    ) -> dict[str, Any]:
+        """End a workflow with its rewards; repeated, it gives the first answer.
+
+        Raises:
+            NotFound: unknown workflow.
+            BadRequest: the rewards do not fit the trajectories; the session stays sealed, try again.
+            UpstreamFailed: the sink failed; try again.
+        """
+        found = self._store.find(workflow_id)
+        if isinstance(found, ClosedWorkflow):
+            return found.answer
+        async with found.closing:
+            if isinstance(again := self._store.find(workflow_id), ClosedWorkflow):
+                return again.answer
+            await found.seal()
+            rows = rows_per_call(workflow_id, found.kept_calls)
+            try:
+                rows = resolve_rewards(
+                    workflow_id,
+                    rewards,
+                    rows,
+                    agents=self._routes.agents,
+                    trained_models=self._trained() if found.purpose == "train" else (),
+                    required=status == "ok",
+                )
+            except ValueError as fault:
+                raise BadRequest(str(fault), param="rewards") from fault
+            if status == "ok" and not rows:
+                status = "no_calls"
+            return await self._close(found, status, rows, score, error)
+
+    async def abort(self, workflow_id: str, *, error: str | None = None) -> dict[str, Any]:
+        """End a workflow without rows.
+
+        Raises:
+            NotFound: unknown workflow.
+            UpstreamFailed: the sink failed; try again.
+        """
+        found = self._store.find(workflow_id)
+        if isinstance(found, ClosedWorkflow):
+            return found.answer
+        async with found.closing:
+            if isinstance(again := self._store.find(workflow_id), ClosedWorkflow):
+                return again.answer
+            await found.abandon_all("failed_workflow")
+            return await self._close(found, "aborted", (), None, error)
+
+    async def _close(
+        self,
+        session: WorkflowSession,
+        status: str,
+        rows: tuple[Trajectory, ...],
+        score: float | None,
+        error: str | None,
+    ) -> dict[str, Any]:
+        record = WorkflowRecord(
+            workflow_id=session.workflow_id,
+            status=status,
+            trajectories=rows,
+            score=score,
+            error=error,
+            started_at=session.started_at,
+            ended_at=time.time(),
+            version_vector=version_vector(session.calls),
+        )
+        accepted: dict[str, int] = {}
+        if session.purpose == "train":  # evaluation never enters the ledger
+            try:
+                accepted = await self._sink(record)
+            except Exception as failure:
+                # Whatever the ingest process raised, across a process boundary: the caller has to try again.
+                logger.exception("the record of workflow %s was not taken", session.workflow_id)
+                raise UpstreamFailed(f"the record of workflow {session.workflow_id} was not taken: {failure}") from None
+        answer = {
+            "workflow_id": session.workflow_id,
+            "status": status,
+            "trajectories": [_summary(row) for row in rows],
+            "accepted": accepted,
+            "calls": session.status()["calls"],
+            "version_vector": {m: [str(v) for v in span] for m, span in record.version_vector.items()},
+        }
+        self._store.close(session, answer)
+        self._metrics.workflow_closed(status)
+        return answer
+
+    def _trained(self) -> frozenset[str]:
+        bindings = [self._registry.binding(model_id) for model_id in self._registry.model_ids]
+        return frozenset(binding.model_id for binding in bindings if binding is not None and binding.trained)
+
+
+def _summary(row: Trajectory) -> dict[str, Any]:
+    """What the control API tells about a row; the ids themselves go to the sink only."""
+    return {
+        "trajectory_id": row.trajectory_id,
+        "agent_id": row.agent_id,
+        "model_id": row.model_id,
+        "request_id": row.request_id,
+        "turn": row.turn,
+        "prompt_tokens": len(row.prompt_ids),
+        "response_tokens": len(row.response_ids),
+        "sampled_tokens": int(row.response_mask.sum()),
+        "policy_version": [str(version) for version in row.version_span],
+        "finish_reason": row.finish_reason,
+        "reward": row.reward,
+    }
+
+
+def count_by_model(rows: tuple[Trajectory, ...]) -> dict[str, int]:
+    """Rows per model, as a sink without a ledger would answer."""
+    return dict(Counter(row.model_id for row in rows))

@@ -1,0 +1,146 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The control API: who runs workflows creates, finalizes and aborts them here. Guarded by a bearer key."""
+
+import hmac
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict
+from starlette.types import Scope
+
+from .errors import Unauthorized
+from .http_io import header, json_response
+from .service import GatewayService
+from .session_store import ClosedWorkflow
+
+
+class CreateWorkflow(BaseModel):
+    """A workflow to begin; creating one that is open gives the same answer again."""
+
+    model_config = ConfigDict(extra="forbid")
+    workflow_id: str
+    purpose: Literal["train", "eval"] = "train"
+
+
+class FinalizeWorkflow(BaseModel):
+    """How a workflow ended. ``rewards``: one number for all, or by agent id or trajectory id."""
+
+    model_config = ConfigDict(extra="forbid")
+    status: Literal["ok", "failed"] = "ok"
+    rewards: float | dict[str, float | None] | None = None
+    score: float | None = None
+    error: str | None = None
+
+
+class AbortWorkflow(BaseModel):
+    """Why a workflow ends without rows."""
+
+    model_config = ConfigDict(extra="forbid")
+    error: str | None = None
+
+
+def key_checker(control_key: str) -> Callable[[Scope], None]:
+    """A check of ``Authorization: Bearer <key>`` that takes the same time for every wrong key."""
+    expected = f"Bearer {control_key}".encode()
+
+    def check(scope: Scope) -> None:
+        given = header(scope, b"authorization") or ""
+        if not hmac.compare_digest(given.encode(), expected):
+            raise Unauthorized("the control API needs its bearer key")
+
+    return check
+
+
+def control_router(service: GatewayService) -> APIRouter:
+    """Routes under /control/v1. The key is checked before the body is read, see ``ControlGuard``."""
+    documented_key = Depends(HTTPBearer(auto_error=False))
+    router = APIRouter(prefix="/control/v1/workflows", dependencies=[documented_key], tags=["control"])
+
+    @router.post("")
+    async def create(body: CreateWorkflow, request: Request) -> dict[str, Any]:
+        """Begin a workflow and mint the URLs of its agents."""
+        session = service.sessions.create(body.workflow_id, body.purpose)
+        base = f"{request.url.scheme}://{request.url.netloc}/w/{session.token}/agents"
+        return {
+            "workflow_id": session.workflow_id,
+            "token": session.token,
+            "agents": {
+                agent_id: {
+                    "openai_base_url": f"{base}/{agent_id}/v1",
+                    "anthropic_base_url": f"{base}/{agent_id}",
+                    "model_id": service.route(agent_id),
+                }
+                for agent_id in service.routes.agents
+            },
+        }
+
+    @router.post("/{workflow_id}/finalize")
+    async def finalize(workflow_id: str, body: FinalizeWorkflow) -> Response:
+        """End a workflow, hand its rows to the ingestor; repeated, the first answer comes again."""
+        answer = await service.closer.finalize(
+            workflow_id, status=body.status, rewards=body.rewards, score=body.score, error=body.error
+        )
+        return json_response(answer)
+
+    @router.post("/{workflow_id}/abort")
+    async def abort(workflow_id: str, body: AbortWorkflow | None = None) -> Response:
+        """End a workflow without rows; running generations are ended at the servers."""
+        return json_response(await service.closer.abort(workflow_id, error=body.error if body else None))
+
+    @router.get("/{workflow_id}")
+    async def status(workflow_id: str) -> dict[str, Any]:
+        """State and calls of a workflow; of a closed one, its final answer."""
+        found = service.sessions.find(workflow_id)
+        if isinstance(found, ClosedWorkflow):
+            return {**found.answer, "state": "closed"}
+        return found.status()
+
+    return router
+
+
+def health_router(service: GatewayService) -> APIRouter:
+    """Probes and metrics; open, they tell nothing of workflows."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """The gateway's loop turns."""
+        return {"status": "ok"}
+
+    @router.get("/readyz")
+    async def readyz(response: Response) -> dict[str, Any]:
+        """Ready when every model is; per model, who is not."""
+        ready = {model_id: service.ready(model_id) for model_id in service.registry.model_ids}
+        response.status_code = 200 if all(ready.values()) else 503
+        return {"ready": all(ready.values()), "models": ready}
+
+    @router.get("/readyz/{model_id}")
+    async def readyz_model(model_id: str, response: Response) -> dict[str, Any]:
+        """Whether a request for this model would pass now."""
+        if model_id not in service.registry.model_ids:
+            response.status_code = 404
+            return {"ready": False, "models": {}, "known": list(service.registry.model_ids)}
+        ready = service.ready(model_id)
+        response.status_code = 200 if ready else 503
+        return {"ready": ready, "state": service.gates[model_id].state.value}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router

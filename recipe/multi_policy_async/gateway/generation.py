@@ -1,0 +1,167 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Runs one call at a model's servers: waits for the gate, resumes after an abort, retries a dead upstream once."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from ..gateway_binding_registry import ModelBinding, ModelState
+from .call import Call
+from .errors import BadRequest, Busy, CallLost, UpstreamFailed
+from .gate import ModelGate
+from .metrics import GatewayMetrics
+from .spec import GatewaySpec
+from .tokenizer import PolicyTokenizer
+from .upstream import Attempt, TokenChunk, Upstream, UpstreamError, UpstreamRefused
+
+logger = logging.getLogger(__name__)
+
+
+class _OtherIncarnation(Exception):
+    """The model was restored in mid-call: tokens of two lineages cannot be one row."""
+
+
+class ServedModel:
+    """One bound model: its tokenizer, its gate and its servers."""
+
+    def __init__(
+        self,
+        binding: ModelBinding,
+        tokenizer: PolicyTokenizer,
+        gate: ModelGate,
+        upstream: Upstream,
+        spec: GatewaySpec,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.binding = binding
+        self.tokenizer = tokenizer
+        self.gate = gate
+        self.upstream = upstream
+        self._spec = spec
+        self._metrics = metrics
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def run(self, call: Call) -> None:
+        """Sample one call to its end; tokens go into the call as they come.
+
+        Cancelling this ends the attempt at the servers.
+
+        Raises:
+            GatewayError: what the client is to be told.
+        """
+        failures = 0
+        while True:
+            await self._wait_open(call)
+            attempt = self._attempt(call)
+            try:
+                finish = await self._sample(call, attempt)
+            except UpstreamRefused as error:
+                raise BadRequest(f"the servers of model {self.binding.model_id} refuse this request: {error}") from error
+            except (UpstreamError, _OtherIncarnation) as error:
+                # The old attempt is ended before the next one starts, or two of them could sample at once.
+                await self.upstream.abort(attempt.rid)
+                failures += 1
+                if failures > self._spec.upstream_retries and not isinstance(error, _OtherIncarnation):
+                    raise UpstreamFailed(f"the servers of model {self.binding.model_id} failed: {error}") from error
+                logger.info("attempt %s failed, starting again: %s", attempt.rid, error)
+                self._restart(call, "upstream", error)
+                continue
+            if finish != "abort":
+                call.finish(finish)
+                return
+            if len(call.ids) >= call.max_new_tokens:
+                call.finish("length")
+                return
+            await self._after_abort(call)
+
+    def _attempt(self, call: Call) -> Attempt:
+        rid = f"{call.request_id}#{call.attempts}"
+        call.attempts += 1
+        return Attempt(
+            rid=rid,
+            input_ids=call.prompt_ids + call.ids if call.ids else call.prompt_ids,
+            sampling_params=call.sampling.params,
+            max_new_tokens=call.max_new_tokens - len(call.ids),
+            stop_token_ids=self.tokenizer.end_of_turn_ids,
+            # Stop strings are looked for here, so tokens must come as they are sampled.
+            stream=call.stream or bool(call.stop),
+            top_logprobs=call.top_logprobs,
+            routing_key=f"{call.request_id.rsplit('.', 1)[0]}",
+        )
+
+    async def _sample(self, call: Call, attempt: Attempt) -> str:
+        """One attempt; returns ``stop``, ``length`` or ``abort``."""
+        finish: str | None = None
+        try:
+            with self.gate.attempt():
+                async with aclosing(self.upstream.generate(attempt)) as chunks:
+                    async for chunk in chunks:
+                        self._check_lineage(call, chunk)
+                        finish = chunk.finish
+                        if call.accept(chunk):
+                            if finish is None:
+                                self.abort_later(attempt.rid)
+                            return "stop"
+        except asyncio.CancelledError:
+            self.abort_later(attempt.rid)
+            raise
+        assert finish is not None, "upstreams end with a finish reason"
+        return finish
+
+    @staticmethod
+    def _check_lineage(call: Call, chunk: TokenChunk) -> None:
+        first = call.versions[0] if call.versions else (chunk.versions[0] if chunk.versions else None)
+        if first is not None and any(version.incarnation != first.incarnation for version in chunk.versions):
+            raise _OtherIncarnation(f"sampled by {first} and then by another incarnation")
+
+    async def _wait_open(self, call: Call) -> None:
+        try:
+            call.held_s += await self.gate.wait_open()
+        except (Busy, UpstreamFailed) as error:
+            if call.shown:
+                raise CallLost(f"the answer cannot be completed: {error.message}") from error
+            raise
+
+    async def _after_abort(self, call: Call) -> None:
+        """A sync cut the call: go on with its partial output, or start again where the cut lost state."""
+        call.resumes += 1
+        if call.resumes > self._spec.max_resumes:
+            raise CallLost(f"the call was aborted {call.resumes} times")
+        if call.sampling.stateful or not self.binding.partial_rollout:
+            self._restart(call, "abort", None)
+        else:
+            self._metrics.resumed(self.binding.model_id)
+        if self.gate.state == ModelState.OPEN:
+            # The servers were faster than the status message, or somebody else aborted: do not spin.
+            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(call.resumes, 6)))
+
+    def _restart(self, call: Call, reason: str, error: Exception | None) -> None:
+        if call.shown:
+            raise CallLost("the answer was cut and cannot be completed, since a part of it was sent") from error
+        lost = call.restart()
+        self._metrics.restarted(self.binding.model_id, reason)
+        if lost:
+            self._metrics.tokens_lost(self.binding.model_id, lost)
+
+    def abort_later(self, rid: str) -> None:
+        """End an orphan at the servers without waiting for it."""
+        task = asyncio.get_running_loop().create_task(self.upstream.abort(rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def close(self) -> None:
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=5)
+        await self.upstream.close()

@@ -1,0 +1,171 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Small ASGI helpers of the hot path: bounded bodies, JSON answers, event streams, and noticing who left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import BadRequest, BodyTooLarge
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientLeft(Exception):
+    """The connection closed before the answer was out."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        BodyTooLarge: more than ``limit`` bytes; the rest is not read.
+        ClientLeft: the connection closed meanwhile.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLarge(f"the request body is larger than {limit} bytes")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        BadRequest: it is not JSON (lone surrogates and NaN are not), or not an object.
+    """
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the request body is not valid JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise BadRequest("the request body must be a JSON object")
+    return parsed
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """A request header, ``name`` in lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+def header_safe(text: str) -> bytes:
+    """Text as a header value; characters that cannot stand in one are replaced."""
+    return text.encode("ascii", "replace").translate(None, b"\r\n\0")
+
+
+async def send_json(send: Send, status: int, content: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """One complete JSON answer."""
+    body = orjson.dumps(content)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def json_response(content: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:
+    """The same for routes that return a response."""
+    texts = {name.decode(): value.decode() for name, value in headers}
+    return Response(orjson.dumps(content), status, texts, media_type="application/json")
+
+
+class LeaveWatcher:
+    """Knows when the client closes its connection while an answer is in the making.
+
+    Use as an async context manager around the wait, after the body was read.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch(receive))
+
+    @staticmethod
+    async def _watch(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def __aenter__(self) -> "LeaveWatcher":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._task.cancel()
+
+    @property
+    def left(self) -> bool:
+        return self._task.done()
+
+    async def wait(self, awaitable: Any) -> None:
+        """Await something, or the client's leaving.
+
+        Raises:
+            ClientLeft: the client left first.
+        """
+        task = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait((task, self._task), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientLeft
+            task.result()
+        finally:
+            task.cancel()
+
+
+async def send_event_stream(
+    send: Send, watcher: LeaveWatcher, pieces: AsyncIterator[bytes], headers: Iterable[tuple[bytes, bytes]]
+) -> None:
+    """Server-sent events; each piece holds one or more whole events.
+
+    Raises:
+        ClientLeft: the client left before the last byte.
+    """
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                *headers,
+            ],
+        }
+    )
+    async for piece in pieces:
+        if watcher.left:
+            raise ClientLeft
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    if watcher.left:
+        raise ClientLeft
+    await send({"type": "http.response.body", "body": b""})

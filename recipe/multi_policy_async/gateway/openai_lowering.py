@@ -1,0 +1,231 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""OpenAI chat-completions body -> AgentRequest. Whatever cannot be done is refused here, before anything is sampled."""
+
+from typing import Any
+
+import orjson
+
+from .checks import array, boolean, fault, integer, mapping, number, string
+from .errors import BadRequest, UnsupportedValue
+from .request import AgentRequest, Message
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MAX_STOPS = 16
+# Arguments of the renderer itself: the template and what it is applied to are not the client's to choose here.
+_RESERVED = frozenset(
+    ("conversations", "messages", "tools", "documents", "chat_template", "add_generation_prompt")
+    + ("continue_final_message", "return_assistant_tokens_mask")
+)
+
+
+def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
+    """Check and lower a body.
+
+    Raises:
+        BadRequest: naming the field at fault.
+    """
+    _refuse_unsupported(body)
+    tools, parallel = _tools(body)
+    stream = _optional(body, "stream", boolean, default=False)
+    options = _optional(body, "stream_options", mapping, default={})
+    logprobs = _optional(body, "logprobs", boolean, default=False)
+    top_logprobs = _optional(body, "top_logprobs", lambda v, p: integer(v, p, 0, 20), default=0)
+    if top_logprobs and not logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return AgentRequest(
+        messages=_messages(body),
+        tools=tools,
+        parallel_tool_calls=parallel,
+        asked=_sampling(body),
+        max_tokens=_max_tokens(body),
+        stop=_stops(body.get("stop")),
+        n=_optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), default=1),
+        stream=stream,
+        include_usage=_optional(options, "include_usage", boolean, default=False),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        model=_optional(body, "model", string, default=None),
+        template_kwargs=_template_kwargs(_optional(body, "chat_template_kwargs", mapping, default={})),
+    )
+
+
+def _optional(body: dict[str, Any], name: str, check: Any, *, default: Any) -> Any:
+    value = body.get(name)
+    return default if value is None else check(value, name)
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    for name in ("functions", "function_call"):
+        if body.get(name) is not None:
+            raise UnsupportedValue(f"{name} is not supported; use tools", param=name)
+    modalities = body.get("modalities")
+    if body.get("audio") is not None or (modalities is not None and modalities != ["text"]):
+        raise UnsupportedValue("only text can be generated", param="modalities")
+    response_format = _optional(body, "response_format", mapping, default={"type": "text"})
+    if response_format.get("type") != "text":
+        # Sampling from a masked distribution would make the log-probs wrong for training.
+        raise UnsupportedValue(
+            f"response_format {response_format.get('type')!r} is not supported: only text is sampled unconstrained",
+            param="response_format",
+        )
+
+
+def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for name in kwargs:
+        if name in _RESERVED:
+            raise BadRequest(f"chat_template_kwargs must not set {name}", param="chat_template_kwargs")
+    return kwargs
+
+
+def _sampling(body: dict[str, Any]) -> dict[str, Any]:
+    bounds = {
+        "temperature": (0.0, 2.0),
+        "top_p": (0.0, 1.0),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (0.0, 2.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "presence_penalty": (-2.0, 2.0),
+    }
+    asked: dict[str, Any] = {
+        name: number(body[name], name, low, high)
+        for name, (low, high) in bounds.items()
+        if body.get(name) is not None
+    }
+    if asked.get("top_p") == 0.0 or asked.get("repetition_penalty") == 0.0:
+        name = "top_p" if asked.get("top_p") == 0.0 else "repetition_penalty"
+        raise fault(name, "above 0", 0.0)
+    if body.get("top_k") is not None:
+        asked["top_k"] = integer(body["top_k"], "top_k", -1)
+    if body.get("seed") is not None:
+        asked["seed"] = integer(body["seed"], "seed", -(2**63), 2**63 - 1)
+    if body.get("logit_bias"):
+        asked["logit_bias"] = mapping(body["logit_bias"], "logit_bias")
+    return asked
+
+
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        if body.get(name) is not None:
+            return integer(body[name], name, 1)
+    return None
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else array(value, "stop")
+    if len(stops) > _MAX_STOPS:
+        raise fault("stop", f"at most {_MAX_STOPS} strings", stops)
+    for index, stop in enumerate(stops):
+        if not string(stop, f"stop[{index}]"):
+            raise fault(f"stop[{index}]", "a non-empty string", stop)
+    return tuple(stops)
+
+
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
+    parallel = _optional(body, "parallel_tool_calls", boolean, default=True)
+    tools = _optional(body, "tools", array, default=[])
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if mapping(tool, where).get("type") != "function":
+            raise UnsupportedValue(f"{where}.type must be 'function'", param=f"{where}.type")
+        function = mapping(tool.get("function"), f"{where}.function")
+        if not string(function.get("name"), f"{where}.function.name"):
+            raise fault(f"{where}.function.name", "a non-empty string", "")
+    choice = body.get("tool_choice")
+    if choice is None:
+        choice = "auto"
+    if choice not in ("auto", "none"):
+        if choice != "required" and not isinstance(choice, dict):
+            raise fault("tool_choice", "'auto', 'none', 'required' or an object", choice)
+        # As with json mode: the engine would have to mask the distribution.
+        raise UnsupportedValue(
+            "a forced tool_choice is not supported: only 'auto' and 'none' are sampled unconstrained",
+            param="tool_choice",
+        )
+    return (tools if tools and choice == "auto" else None), parallel
+
+
+def _messages(body: dict[str, Any]) -> list[Message]:
+    messages = array(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages is empty", param="messages")
+    return [_message(mapping(message, f"messages[{i}]"), f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: dict[str, Any], where: str) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise fault(f"{where}.role", f"one of {sorted(_ROLES)}", role)
+    lowered: Message = {"role": _ROLES[role], "content": content_text(message.get("content"), f"{where}.content")}
+    if message.get("name") is not None:
+        lowered["name"] = string(message["name"], f"{where}.name")
+    if role == "assistant":
+        if message.get("tool_calls"):
+            calls = array(message["tool_calls"], f"{where}.tool_calls")
+            lowered["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        elif message.get("content") is None and message.get("refusal") is None:
+            raise fault(f"{where}.content", "text, or tool_calls must be given", None)
+        reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            lowered["reasoning_content"] = string(reasoning, f"{where}.reasoning_content")
+    elif message.get("content") is None:
+        raise fault(f"{where}.content", "a string or an array of parts", None)
+    if role == "tool":
+        lowered["tool_call_id"] = string(message.get("tool_call_id"), f"{where}.tool_call_id")
+    return lowered
+
+
+def content_text(content: Any, where: str) -> str:
+    """Content as text: a string, text parts joined by newlines, or nothing."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(array(content, where)):
+        at = f"{where}[{index}]"
+        kind = mapping(part, at).get("type")
+        if kind == "text":
+            texts.append(string(part.get("text"), f"{at}.text"))
+        elif kind == "refusal":
+            texts.append(string(part.get("refusal"), f"{at}.refusal"))
+        else:
+            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported by this model", param=at)
+    return "\n".join(texts)
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    if mapping(call, where).get("type", "function") != "function":
+        raise UnsupportedValue(f"{where}.type must be 'function'", param=f"{where}.type")
+    function = mapping(call.get("function"), f"{where}.function")
+    arguments = string(function.get("arguments", "{}"), f"{where}.function.arguments")
+    return {
+        "id": string(call.get("id", ""), f"{where}.id"),
+        "type": "function",
+        "function": {
+            "name": string(function.get("name"), f"{where}.function.name"),
+            "arguments": parse_arguments(arguments),
+        },
+    }
+
+
+def parse_arguments(arguments: str) -> Any:
+    """Tool-call arguments as chat templates want them: an object, or the text as it is when it is none."""
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -1,0 +1,273 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The gateway without HTTP: from an agent's checked request to a running exchange."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ..agent_model_route_table import AgentModelRouteTable, UnknownAgent
+from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelState, ModelStatus
+from ..trajectory import Version
+from .call import Call, Exchange
+from .closing import Sink, WorkflowCloser
+from .errors import ContextLengthExceeded, NotFound
+from .gate import ModelGate
+from .generation import ServedModel
+from .metrics import GatewayMetrics
+from .request import AgentRequest
+from .sampling import SamplingDecision, decide_sampling
+from .session import WorkflowSession
+from .session_store import SessionStore
+from .spec import GatewaySpec
+from .tokenizer import PolicyTokenizer
+from .upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+_LONG_TEXT = 32_768  # characters; encoding more would hold up the loop for milliseconds
+
+
+class GatewayService:
+    """Routes, gates, sessions and models of one gateway."""
+
+    def __init__(
+        self,
+        spec: GatewaySpec,
+        routes: AgentModelRouteTable,
+        registry: GatewayBindingRegistry,
+        sink: Sink,
+        make_upstream: Callable[[GatewaySpec, ModelBinding], Upstream],
+    ) -> None:
+        self.spec = spec
+        self.routes = routes
+        self.registry = registry
+        self.metrics = GatewayMetrics()
+        self.sessions = SessionStore(spec, self.metrics)
+        self.closer = WorkflowCloser(self.sessions, routes, registry, sink, self.metrics)
+        self._make_upstream = make_upstream
+        self._models: dict[str, ServedModel] = {}
+        self.gates = {
+            model_id: ModelGate(
+                model_id,
+                hold_timeout_s=spec.hold_timeout_s,
+                retry_after_s=spec.retry_after_s,
+                metrics=self.metrics,
+            )
+            for model_id in registry.model_ids
+        }
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    async def bind(self, binding: ModelBinding) -> None:
+        """Serve a model, or serve it anew after a restore.
+
+        Raises:
+            ValueError: unknown model, or its folder has no usable tokenizer and chat template.
+        """
+        former = self._models.get(binding.model_id)
+        if former is not None and former.binding.model_path == binding.model_path:
+            tokenizer = former.tokenizer
+        else:
+            tokenizer = await asyncio.to_thread(PolicyTokenizer.load, binding.model_path)
+        self.registry.bind(binding)
+        gate = self.gates[binding.model_id]
+        upstream = self._make_upstream(self.spec, binding)
+        self._models[binding.model_id] = ServedModel(binding, tokenizer, gate, upstream, self.spec, self.metrics)
+        gate.set_state(self.registry.status(binding.model_id).state)
+        if former is not None:
+            await former.close()
+
+    def set_status(self, model_id: str, status: ModelStatus) -> None:
+        """Open or close a model's gate. A status may come before the binding; the gate opens with both.
+
+        Raises:
+            ValueError: unknown model.
+        """
+        self.registry.set_status(model_id, status)
+        if model_id in self._models or status.state == ModelState.DOWN:
+            self.gates[model_id].set_state(status.state)
+
+    def ready(self, model_id: str) -> bool:
+        """Whether a request for the model would pass now."""
+        return model_id in self._models and self.gates[model_id].state == ModelState.OPEN
+
+    def model(self, model_id: str) -> ServedModel:
+        """A model that is bound."""
+        return self._models[model_id]
+
+    async def served(self, model_id: str) -> ServedModel:
+        """The model, after a bounded wait while its runtime starts.
+
+        Raises:
+            Busy, UpstreamFailed: see ``ModelGate.wait_open``.
+        """
+        if model_id not in self._models:
+            await self.gates[model_id].wait_open()
+        return self._models[model_id]
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def route(self, agent_id: str) -> str:
+        """The model of an agent.
+
+        Raises:
+            NotFound: naming the known agents.
+        """
+        try:
+            return self.routes.model_id(agent_id)
+        except UnknownAgent as error:
+            raise NotFound("agent", agent_id, error.known) from None
+
+    async def start_exchange(
+        self, session: WorkflowSession, agent_id: str, request: AgentRequest, digest: bytes
+    ) -> Exchange:
+        """Render, check and start a request's calls.
+
+        Raises:
+            GatewayError: nothing was started.
+        """
+        model_id = self.route(agent_id)
+        self._check_model_name(request, model_id)
+        model = await self.served(model_id)
+        prompt_ids = await self._prompt_ids(model, request)
+        budget = response_budget(model.binding, len(prompt_ids), request.max_tokens)
+        sampling = decide_sampling(
+            model.binding,
+            request.asked,
+            evaluation=session.purpose == "eval",
+            refuse=self.spec.sampling == "refuse",
+        )
+        for name in sampling.overridden:
+            self.metrics.sampling_overridden(model_id, name)
+        exchange = session.new_exchange(agent_id, model_id, request, digest)
+        exchange.calls = [
+            self._call(exchange, model, choice, prompt_ids, budget, sampling) for choice in range(request.n)
+        ]
+        session.start(exchange, model.run)
+        return exchange
+
+    def _call(
+        self,
+        exchange: Exchange,
+        model: ServedModel,
+        choice: int,
+        prompt_ids: list[int],
+        budget: int,
+        sampling: SamplingDecision,
+    ) -> Call:
+        request = exchange.request
+        return Call(
+            request_id=exchange.exchange_id if choice == 0 else f"{exchange.exchange_id}.{choice}",
+            agent_id=exchange.agent_id,
+            model_id=exchange.model_id,
+            turn=int(exchange.exchange_id.rsplit(".", 1)[1]),
+            choice=choice,
+            prompt_ids=prompt_ids,
+            max_new_tokens=budget,
+            sampling=sampling,
+            stop=request.stop,
+            new_detokenizer=model.tokenizer.new_detokenizer,
+            emit=exchange.emit,
+            stream=request.stream,
+            top_logprobs=request.top_logprobs if request.logprobs else 0,
+        )
+
+    def _check_model_name(self, request: AgentRequest, model_id: str) -> None:
+        if self.spec.model_names == "strict" and request.model != model_id:
+            raise NotFound("model", str(request.model), [model_id])
+
+    @staticmethod
+    async def _prompt_ids(model: ServedModel, request: AgentRequest) -> list[int]:
+        kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
+        text = model.tokenizer.render(request.messages, request.tools, **kwargs)
+        if len(text) > _LONG_TEXT:
+            return await asyncio.to_thread(model.tokenizer.encode, text)
+        return model.tokenizer.encode(text)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, object]:
+        """For the job's pipeline line."""
+        return {
+            "workflows_open": len(self.sessions.open_sessions),
+            "models": {
+                model_id: {
+                    "state": gate.state.value,
+                    "version": str(self.registry.status(model_id).version),
+                    "running": gate.running,
+                    "waiting": gate.waiting,
+                }
+                for model_id, gate in self.gates.items()
+            },
+        }
+
+    async def close(self) -> None:
+        """Abandon what runs and release connections. No terminal records: who issued the workflows records them."""
+        closing: list[Awaitable[None]] = [s.abandon_all("shutdown") for s in self.sessions.open_sessions]
+        await asyncio.gather(*closing)
+        await asyncio.gather(*(model.close() for model in self._models.values()))
+
+
+def response_budget(binding: ModelBinding, prompt_tokens: int, asked: int | None) -> int:
+    """Tokens a call may sample; checked before sending, since servers answer over-long prompts in many ways.
+
+    A budget that the client left open shrinks to the room there is; one above ``max_response_length`` is cut to it.
+
+    Raises:
+        ContextLengthExceeded: the prompt, or the prompt with the budget asked for, does not fit.
+    """
+    limit = min(binding.max_prompt_length, binding.max_model_len - 1)
+    if prompt_tokens > limit:
+        raise ContextLengthExceeded(
+            prompt=prompt_tokens, budget=0, limit=limit, what=f"the longest prompt of model {binding.model_id}"
+        )
+    room = binding.max_model_len - prompt_tokens
+    if asked is None:
+        return min(binding.max_response_length, room)
+    budget = min(asked, binding.max_response_length)
+    if budget > room:
+        raise ContextLengthExceeded(
+            prompt=prompt_tokens,
+            budget=budget,
+            limit=binding.max_model_len,
+            what=f"the maximum context length of model {binding.model_id}",
+        )
+    return budget
+
+
+def make_upstream(spec: GatewaySpec, binding: ModelBinding) -> Upstream:
+    """The upstream that the spec asks for.
+
+    Raises:
+        ValueError: the binding lacks the router's URL or verl's client.
+    """
+    unversioned = None if binding.trained else Version(binding.incarnation, 0)
+    if spec.upstream == "verl_client":
+        from .verl_upstream import VerlClientUpstream
+
+        if binding.verl_client is None:
+            raise ValueError(f"model {binding.model_id} has no verl client, which gateway.upstream=verl_client needs")
+        return VerlClientUpstream(binding.verl_client, binding.incarnation)
+    from .sglang_upstream import SglangRouterUpstream
+
+    if binding.router_url is None:
+        raise ValueError(f"model {binding.model_id} has no router_url, which gateway.upstream=sglang_router needs")
+    return SglangRouterUpstream(
+        binding.router_url,
+        binding.replica_urls,
+        connect_timeout_s=spec.connect_timeout_s,
+        read_timeout_s=spec.read_timeout_s,
+        unversioned=unversioned,
+    )

@@ -1,0 +1,260 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One workflow's session: its exchanges, who reads them, and what becomes of their calls.
+
+Rules (semantics of the gateway):
+
+* An unfinished exchange whose last reader left waits ``retry_grace_s`` for its retry, then its calls are abandoned.
+* A retry marked as such by the SDK, with the same body from the same agent, joins its first attempt's exchange; an
+  unmarked equal body is a new sibling.
+* Sealing lets running calls go on for ``finalize_grace_s``, abandons the rest, and refuses later requests with 409.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from enum import Enum
+
+from .call import Call, CallState, Event, Exchange
+from .errors import Busy, CallLost, GatewayError, UpstreamFailed, WorkflowClosed
+from .metrics import GatewayMetrics
+from .request import AgentRequest
+from .spec import GatewaySpec
+
+logger = logging.getLogger(__name__)
+
+
+class SessionState(str, Enum):
+    OPEN = "open"
+    SEALED = "sealed"  # finalize has begun: no new calls, running ones may end
+    CLOSED = "closed"  # the terminal record is out
+
+
+class WorkflowSession:
+    """All calls of one workflow, for all its agents and models."""
+
+    def __init__(
+        self, workflow_id: str, token: str, purpose: str, spec: GatewaySpec, metrics: GatewayMetrics
+    ) -> None:
+        self.workflow_id = workflow_id
+        self.token = token
+        self.purpose = purpose
+        self.started_at = time.time()
+        self.state = SessionState.OPEN
+        self.exchanges: list[Exchange] = []
+        self.closing = asyncio.Lock()  # held by finalize and abort
+        self._spec = spec
+        self._metrics = metrics
+        self._turns: Counter[str] = Counter()
+        self._by_digest: dict[tuple[str, bytes], list[Exchange]] = {}
+        self._refused: Counter[tuple[str, bytes]] = Counter()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Refuse requests of a workflow that is over.
+
+        Raises:
+            WorkflowClosed: it was finalized or aborted.
+        """
+        if self.state != SessionState.OPEN:
+            raise WorkflowClosed(f"workflow {self.workflow_id} is finalized; its agents can make no more calls")
+
+    def new_exchange(self, agent_id: str, model_id: str, request: AgentRequest, digest: bytes) -> Exchange:
+        """Register a request.
+
+        Raises:
+            WorkflowClosed, Busy: see ``check_open``; or the bound on calls is reached.
+        """
+        self.check_open()
+        if len(self.exchanges) >= self._spec.max_calls_per_workflow:
+            raise Busy(
+                f"workflow {self.workflow_id} made {len(self.exchanges)} calls, more than it may",
+                retry_after_s=60,
+                code="too_many_calls",
+            )
+        turn = self._turns[agent_id]
+        self._turns[agent_id] += 1
+        exchange = Exchange(f"{self.workflow_id}.{agent_id}.{turn}", agent_id, model_id, request, digest)
+        self.exchanges.append(exchange)
+        self._by_digest.setdefault((agent_id, digest), []).append(exchange)
+        return exchange
+
+    def start(self, exchange: Exchange, run: Callable[[Call], Awaitable[None]]) -> None:
+        """Run the calls of an exchange as a task of their own."""
+        exchange.task = asyncio.get_running_loop().create_task(self._run(exchange, run))
+
+    async def _run(self, exchange: Exchange, run: Callable[[Call], Awaitable[None]]) -> None:
+        async def one(call: Call) -> None:
+            await run(call)
+            self._metrics.call_seconds(call.model_id, call.ended_at - call.started_at)
+            exchange.publish(Event(call.choice, upto=len(call.ids), ended=True))
+
+        error: GatewayError | None = None
+        try:
+            if len(exchange.calls) == 1:
+                await one(exchange.calls[0])
+            else:
+                await _all_or_first_error([one(call) for call in exchange.calls])
+        except GatewayError as caught:
+            error = caught
+        except asyncio.CancelledError:
+            error = CallLost("the call was abandoned")
+        except Exception as caught:
+            # A bug of ours: it must reach the log and the client, and must not take the session down.
+            logger.exception("call %s failed", exchange.exchange_id)
+            self._metrics.error("internal")
+            error = UpstreamFailed(f"internal error: {type(caught).__name__}")
+        if error is not None:
+            self._refused[(exchange.agent_id, exchange.digest)] += 1
+            self._abandon(exchange, "policy_down" if isinstance(error, (UpstreamFailed, Busy)) else "superseded")
+        exchange.end(error)
+
+    def find_retry(self, agent_id: str, digest: bytes) -> Exchange | None:
+        """The exchange that a marked retry means, None when its first attempt never became one.
+
+        A request whose reader left comes first; then one attempt that ended in an error is taken to be the one
+        retried; then an answer that was delivered but, says the client, never arrived.
+        """
+        candidates = [e for e in self._by_digest.get((agent_id, digest), ()) if e.error is None]
+        for exchange in candidates:
+            if exchange.client_left and exchange.readers == 0:
+                return exchange
+        if self._refused[(agent_id, digest)] > 0:
+            self._refused[(agent_id, digest)] -= 1
+            return None
+        return candidates[-1] if candidates else None
+
+    def note_refused(self, agent_id: str, digest: bytes) -> None:
+        """A request ended in an error before it became an exchange: its retry is not a retry of another one."""
+        self._refused[(agent_id, digest)] += 1
+
+    # -- readers -------------------------------------------------------------------------------------------------
+
+    def reader_came(self, exchange: Exchange) -> None:
+        exchange.readers += 1
+        exchange.client_left = False
+        if exchange.grace is not None:
+            exchange.grace.cancel()
+            exchange.grace = None
+
+    def reader_went(self, exchange: Exchange, *, delivered: bool) -> None:
+        """A reader is done: it accepted the last byte, or it left before."""
+        exchange.readers -= 1
+        if delivered:
+            exchange.delivered = True
+            if len(exchange.calls) == 1:
+                self.keep(exchange.calls[0])
+        elif exchange.readers == 0 and not exchange.delivered and exchange.error is None:
+            exchange.client_left = True
+            loop = asyncio.get_running_loop()
+            exchange.grace = loop.call_later(self._spec.retry_grace_s, self._grace_over, exchange)
+
+    def _grace_over(self, exchange: Exchange) -> None:
+        exchange.grace = None
+        if exchange.readers == 0 and not exchange.delivered:
+            self._abandon(exchange, "client_gone")
+
+    # -- the fate of calls -----------------------------------------------------------------------------------------
+
+    def keep(self, call: Call) -> None:
+        """The client has this answer: the call becomes training data."""
+        if call.state == CallState.DONE:
+            call.state = CallState.KEPT
+            self._metrics.call_ended(call.model_id, "kept", len(call.ids))
+
+    def _abandon(self, exchange: Exchange, reason: str) -> None:
+        if exchange.task is not None and not exchange.task.done():
+            exchange.task.cancel()
+        for call in exchange.calls:
+            if call.state in (CallState.RUNNING, CallState.DONE):
+                call.state, call.reason = CallState.ABANDONED, reason
+                self._metrics.call_ended(call.model_id, reason, len(call.ids))
+
+    async def seal(self) -> None:
+        """No new calls; wait for running ones, then abandon what is not kept. May be called again."""
+        self.state = SessionState.SEALED
+        running = [e.task for e in self.exchanges if e.task is not None and e.running and not e.client_left]
+        if running:
+            await asyncio.wait(running, timeout=self._spec.finalize_grace_s)
+        await self._readers_done()
+        for exchange in self.exchanges:
+            if exchange.grace is not None:
+                exchange.grace.cancel()
+            if exchange.running:
+                self._abandon(exchange, "client_gone" if exchange.client_left else "late")
+            elif not exchange.delivered:
+                self._abandon(exchange, "client_gone")
+            else:
+                self._abandon(exchange, "unchosen")
+        await self._settle()
+
+    async def _readers_done(self) -> None:
+        """An answer that ended within the grace still has to reach its reader, or it would count as undelivered."""
+        deadline = time.monotonic() + min(1.0, self._spec.finalize_grace_s)
+        while any(e.readers and e.ended and not e.delivered for e in self.exchanges) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    async def abandon_all(self, reason: str) -> None:
+        """Abort: no call of this workflow becomes training data."""
+        self.state = SessionState.SEALED
+        for exchange in self.exchanges:
+            for call in exchange.calls:
+                if call.state == CallState.KEPT:
+                    call.state, call.reason = CallState.ABANDONED, reason
+            self._abandon(exchange, reason)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        tasks = [e.task for e in self.exchanges if e.task is not None and not e.task.done()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+
+    # -- views ---------------------------------------------------------------------------------------------------
+
+    @property
+    def calls(self) -> list[Call]:
+        """In the order they began."""
+        return [call for exchange in self.exchanges for call in exchange.calls]
+
+    @property
+    def kept_calls(self) -> list[Call]:
+        return [call for call in self.calls if call.state == CallState.KEPT]
+
+    def status(self) -> dict[str, object]:
+        """For the control API."""
+        counts = Counter(
+            call.state.value if call.reason is None else f"{call.state.value}({call.reason})"
+            for call in self.calls
+        )
+        return {
+            "workflow_id": self.workflow_id,
+            "state": self.state.value,
+            "purpose": self.purpose,
+            "started_at": self.started_at,
+            "calls": dict(counts),
+        }
+
+
+async def _all_or_first_error(coroutines: list[Awaitable[None]]) -> None:
+    """Like ``asyncio.gather``, but nothing goes on behind its back after an error or a cancellation."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,209 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Chat messages -> token ids, without torch.
+
+transformers' AutoTokenizer imports torch; the ``tokenizers`` library and transformers' template renderer do not, and
+give the same ids for every model that ships a tokenizer.json.
+"""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from .detokenizer import Detokenizer, make_detokenizer_factory
+from .errors import BadRequest
+
+logger = logging.getLogger(__name__)
+
+# Noncharacter that marks special-token text inside a client's strings between rendering and encoding.
+_GUARD = "\ufdd0"
+
+
+class PolicyTokenizer:
+    """The tokenizer and chat template of one model.
+
+    Attributes:
+        end_of_turn_ids: ids that end a turn when sampled (eos ids of the tokenizer and the generation config).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: str,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        end_of_turn_ids: tuple[int, ...] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._plain: Tokenizer | None = None
+        self._chat_template = chat_template
+        self._template_variables = dict(special_tokens or {})
+        self.end_of_turn_ids = end_of_turn_ids
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._new_detokenizer = make_detokenizer_factory(tokenizer)
+        specials = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        longest_first = sorted(specials, key=len, reverse=True)
+        self._special_text = re.compile("|".join(map(re.escape, longest_first))) if specials else None
+
+    @classmethod
+    def load(cls, model_path: str) -> "PolicyTokenizer":
+        """Read a model folder.
+
+        Raises:
+            ValueError: the folder has no tokenizer or no chat template.
+        """
+        folder = Path(model_path)
+        config = _read_json(folder / "tokenizer_config.json")
+        tokenizer = _load_backend(folder)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        special_tokens = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        end_ids = _as_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
+        end_ids += _as_list(tokenizer.token_to_id(special_tokens.get("eos_token", "")))
+        return cls(
+            tokenizer,
+            _chat_template(folder, config),
+            special_tokens=special_tokens,
+            end_of_turn_ids=tuple(dict.fromkeys(end_ids)),
+        )
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """Apply the chat template. Special-token text in the messages comes out guarded, see ``encode``.
+
+        Raises:
+            BadRequest: the template refuses these messages.
+        """
+        if self._special_text is not None:
+            messages = _guard(messages, self._special_text)
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[messages],
+                tools=tools or None,
+                chat_template=self._chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._template_variables, **template_kwargs},
+            )
+        except Exception as error:
+            # A template is a program: what it raises on odd messages is of any type, and always the messages' fault.
+            logger.info("chat template refused a request: %r", error)
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+        return rendered[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text. Guarded special-token text becomes plain text, never a control token."""
+        if _GUARD not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        position = 0
+        for match in self._special_text.finditer(text):
+            ids += self._encode_plain(text[position : match.start()])
+            ids.append(self._tokenizer.token_to_id(match.group()))
+            position = match.end()
+        return ids + self._encode_plain(text[position:])
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if not text:
+            return []
+        if _GUARD not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self._plain is None:
+            # A second instance: the flag is the instance's, and long texts are encoded in other threads meanwhile.
+            self._plain = Tokenizer.from_str(self._tokenizer.to_str())
+            self._plain.encode_special_tokens = True
+        return self._plain.encode(text.replace(_GUARD, ""), add_special_tokens=False).ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token, for log-prob reports."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def new_detokenizer(self) -> Detokenizer:
+        return self._new_detokenizer()
+
+
+def _guard(value: Any, special_text: re.Pattern[str]) -> Any:
+    """Copy of ``value`` with a guard inside every special-token text; ``value`` itself where there is none."""
+    if isinstance(value, str):
+        if not special_text.search(value):
+            return value
+        return special_text.sub(lambda match: match.group()[0] + _GUARD + match.group()[1:], value)
+    if isinstance(value, dict):
+        guarded = {key: _guard(item, special_text) for key, item in value.items()}
+        return value if all(guarded[key] is item for key, item in value.items()) else guarded
+    if isinstance(value, list):
+        items = [_guard(item, special_text) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    return value
+
+
+def _load_backend(folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if not folder.is_dir():
+        raise ValueError(f"model folder {folder} does not exist")
+    logger.info("%s has no tokenizer.json: converting its tokenizer with transformers, which imports torch", folder)
+    from transformers import AutoTokenizer
+
+    backend = getattr(AutoTokenizer.from_pretrained(str(folder)), "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"{folder}: only models with a fast tokenizer (tokenizer.json) can be served")
+    return backend
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str:
+    if (folder / "chat_template.jinja").exists():
+        return (folder / "chat_template.jinja").read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):  # named templates
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if template is None:
+        template = _read_json(folder / "chat_template.json").get("chat_template")
+    if not isinstance(template, str):
+        raise ValueError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json)")
+    return template
+
+
+def _special_tokens(*configs: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, ...: the variables chat templates expect besides the messages."""
+    tokens = {}
+    for config in configs:
+        for name, value in config.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                tokens[name] = text
+    return tokens
+
+
+def _as_list(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
