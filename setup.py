@@ -15,16 +15,65 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
+README = Path(__file__).parent / "README.md"
+
+# Every process of a job needs these; none of them imports torch.
+BASE = [
+    "verl==0.9.1",
+    "cachetools",  # verl 0.9.1 imports it without asking for it
+    "aiohttp",
+    "fastapi",
+    "httpx",
+    "hydra-core>=1.3.2,<1.4",
+    "numpy",
+    "omegaconf>=2.3,<2.4",
+    "openai",
+    "orjson",
+    "pandas",
+    "prometheus-client",
+    "pyarrow",
+    "pydantic>=2.7,<3",
+    "pyyaml",
+    "sglang-router==0.3.2",
+    "tokenizers",
+    "uvicorn",
+]
+
+# The set that the CPU tests run with.
+CPU = [
+    "torch==2.13.0",
+    "transformers==5.10.4",
+    "tensordict==0.10.0",
+    "ray[default]==2.60.0",
+    "reasoning-gym==0.1.25",
+    "gguf==0.19.0",
+]
+
+# SGLang pins a transformers that verl excludes: no resolver can install both. docs/gpu.md gives the order that works.
+GPU = ["reasoning-gym==0.1.25"]
+
+DEV = [
+    "hypothesis==6.170.17",
+    "matplotlib",
+    "psutil",
+    "pytest==9.2.0",
+    "pytest-asyncio==1.5.0",
+    "pytest-timeout==2.4.0",
+    "ruff==0.14.10",
+]
+
 setup(
     name="multi_policy_async",
     version="0.1.0",
     description="Co-train several LLM policies fully asynchronously inside multi-agent workflows, on verl",
-    long_description=(Path(__file__).parent / "README.md").read_text() if (Path(__file__).parent / "README.md").exists() else "",
+    long_description=README.read_text() if README.exists() else "",
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
     packages=find_namespace_packages(include=["recipe.multi_policy_async*"]),
     include_package_data=True,
-    package_data={"recipe.multi_policy_async": ["config/**/*.yaml", "REQUIRED_VERL.txt", "README.md"]},
-    install_requires=[],
+    package_data={"recipe.multi_policy_async": ["config/**/*.yaml", "config/*.yaml", "REQUIRED_VERL.txt", "README.md"]},
+    install_requires=BASE,
+    extras_require={"cpu": CPU, "gpu": GPU, "dev": DEV},
     entry_points={"verl.plugins": ["multi_policy_async_cpu = recipe.multi_policy_async.backends.cpu.plugin"]},
 )

@@ -193,6 +193,7 @@ def normalise_models(models: Any) -> tuple[dict[str, dict[str, Any]], list[Probl
     at = "multi_model.models"
     problems: list[Problem] = []
     keyed: dict[str, dict[str, Any]] = {}
+    models = {} if models is None else models
     if isinstance(models, list):
         entries = []
         for position, section in enumerate(models):

@@ -57,9 +57,10 @@ class LayeredTree:
         self.origin: dict[str, str] = {}
         self.problems: list[Problem] = []
         self._schema: dict[str, Any] | None = None
+        self._open = {dotted for dotted, value in leaves(defaults) if value is None or value == {}}
 
     def freeze_schema(self) -> None:
-        """From now on only keys that exist are accepted; below nodes that are null or empty anything is."""
+        """From now on only keys that exist are accepted; below nodes that verl leaves null or empty anything is."""
         self._schema = copy.deepcopy(self.tree)
 
     def apply(self, overlay: dict[str, Any], layer: str, written_at: str = "") -> None:
@@ -96,7 +97,7 @@ class LayeredTree:
                     child = node[key] = {}
                 if not value:
                     self.origin[dotted] = layer
-                open_below = not sub_schema
+                open_below = not sub_schema or dotted in self._open
                 self._merge(child, value, None if open_below else sub_schema, layer, at, dotted)
             else:
                 node[key] = copy.deepcopy(value)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..ingest.spec import QueueSpec
@@ -103,17 +103,21 @@ class PolicyBuilder:
 
     def build(self) -> None:
         """Add the derived settings, resolve the tree; fills ``tree``, ``ours`` and ``problems``."""
-        resolved = self._resolve()
-        if resolved is None:
+        # Interpolations see the model's verl tree first, then the job's own sections.
+        config = OmegaConf.create({**self._context.job, **self._layers.tree})
+        try:
+            self._take_short_keys(config)
+            for dotted, value in self._derived(config).items():
+                self._set_derived(config, dotted, value)
+            resolved = OmegaConf.to_container(config, resolve=True)
+        except OmegaConfBaseException as error:
+            where = getattr(error, "full_key", None) or ""
+            what = f"cannot be resolved: {str(error).splitlines()[0]}"
+            self.problems.append(Problem(self.key(where), what, allowed="references into verl's tree or the job's"))
             return
-        self._take_short_keys(resolved)
-        for dotted, value in self._derived(resolved).items():
-            self._set_derived(dotted, value, get(resolved, dotted))
-        self.tree = self._resolve() or {}
-        for key in ("model_path", "train"):
-            self.tree.pop(key, None)
+        self.tree = {key: resolved[key] for key in self._layers.tree if key not in SHORT_KEYS}
         for side in ("trainer", "rollout"):
-            self.tree.get(side, {}).pop("n_gpus", None)
+            del self.tree[side]["n_gpus"]
 
     def _add_short_keys(self) -> None:
         """Our keys stand in the tree while the layers merge, so they are checked and traced like verl's."""
@@ -125,25 +129,13 @@ class PolicyBuilder:
             tree["async_training"].setdefault(name, None)
         self._layers.apply({"async_training": self._context.job["queue"]}, "queue")
 
-    def _resolve(self) -> dict[str, Any] | None:
-        """Interpolations see the model's verl tree first, then the job's own sections."""
-        roots = {**self._context.job, **self._layers.tree}
-        try:
-            resolved = OmegaConf.to_container(OmegaConf.create(roots), resolve=True)
-        except OmegaConfBaseException as error:
-            where = getattr(error, "full_key", None) or ""
-            what = f"cannot be resolved: {str(error).splitlines()[0]}"
-            self.problems.append(Problem(self.key(where), what, allowed="references into verl's tree or the job's"))
-            return None
-        return {key: resolved[key] for key in self._layers.tree}
-
-    def _take_short_keys(self, tree: dict[str, Any]) -> None:
-        self.ours = {"model_path": self._absolute(tree["model_path"]), "train": tree["train"]}
+    def _take_short_keys(self, config: DictConfig) -> None:
+        self.ours = {"model_path": self._absolute(config.model_path), "train": config.train}
         if not isinstance(self.ours["train"], bool):
             self.problems.append(Problem(self.key("train"), "must be true or false", self.ours["train"]))
         for side in ("trainer", "rollout"):
             least = 0 if side == "trainer" and self.ours["train"] is False else 1
-            count = tree[side]["n_gpus"]
+            count = config[side].n_gpus
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 self.problems.append(Problem(self.key(f"{side}.n_gpus"), f"must be an integer >= {least}", count))
                 count = 1
@@ -194,7 +186,7 @@ class PolicyBuilder:
     def replica_rank_offset(self) -> int:
         return self.index * RANKS_PER_MODEL
 
-    def _derived(self, tree: dict[str, Any]) -> dict[str, Any]:
+    def _derived(self, config: DictConfig) -> dict[str, Any]:
         job, group_size = self._context.job, self._context.job["workflow"]["n"]
         values: dict[str, Any] = {
             "actor_rollout_ref.model.path": self.ours["model_path"],
@@ -219,25 +211,29 @@ class PolicyBuilder:
             nodes, per_node = self._nodes(side)
             for prefix in prefixes:
                 values |= {f"{prefix}.nnodes": nodes, f"{prefix}.n_gpus_per_node": per_node}
-        rollout = tree["actor_rollout_ref"]["rollout"]
-        if rollout["max_model_len"] is None:
-            values["actor_rollout_ref.rollout.max_model_len"] = rollout["prompt_length"] + rollout["response_length"]
-        if rollout["checkpoint_engine"]["backend"] == "nccl":
+        rollout = config.actor_rollout_ref.rollout
+        if rollout.max_model_len is None:
+            values["actor_rollout_ref.rollout.max_model_len"] = rollout.prompt_length + rollout.response_length
+        if rollout.checkpoint_engine.backend == "nccl":
             values["actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.group_name"] = self.namespace
-        horizon = self.horizon(tree["async_training"]["trigger_parameter_sync_step"])
+        if self.origin.get("critic.model.path", "verl") == "verl":  # verl's default is a folder of its authors
+            values["critic.model.path"] = self.ours["model_path"]
+        horizon = self.horizon(config.async_training.trigger_parameter_sync_step)
         if horizon is not None:
             for optimizer in ("actor_rollout_ref.actor.optim", "critic.optim"):
                 values[f"{optimizer}.total_training_steps"] = horizon
             values["trainer.total_training_steps"] = horizon
         return values
 
-    def _set_derived(self, dotted: str, value: Any, current: Any) -> None:
+    def _set_derived(self, config: DictConfig, dotted: str, value: Any) -> None:
         by_user = self.origin.get(dotted, "verl").startswith(("policy_defaults", "models."))
+        current = OmegaConf.select(config, dotted) if by_user else None
         if by_user and current != value:
             fix = _SET_INSTEAD.get(dotted, "leave it out")
             self.problems.append(Problem(self.key(dotted), f"is decided by the job ({value!r})", current, fix=fix))
             return
         self._layers.set(dotted, value, DERIVED)
+        OmegaConf.update(config, dotted, value, merge=False, force_add=True)
 
 
 _SET_INSTEAD = {
