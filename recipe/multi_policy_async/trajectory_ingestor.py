@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .ingest.accounts import Account
+from .ingest.accounts import Account, model_stats
 from .ingest.admission import has_room
 from .ingest.arrival import Arrival, check_record, plan_arrival
 from .ingest.batch_source import End, Group, ProducerDied, TakenBatch
@@ -40,7 +40,7 @@ from .ingest.groups import OpenTask, row_ids
 from .ingest.ledger import ISSUED, FateChange, Ledger
 from .ingest.ledger_schema import SUPERSEDED
 from .ingest.reasons import POISON, RETIRED, TRAINED, check_drop_reason
-from .ingest.recovery import rebuild
+from .ingest.recovery import rebuild, unfinished
 from .ingest.row_codec import encode_arrays
 from .ingest.serial import Broadcast, Serial
 from .ingest.spec import IngestSpec, QueueSpec
@@ -64,6 +64,7 @@ class TrajectoryIngestor:
         self._ledger = Ledger(ledger_path, synchronous=spec.synchronous)
         self._serial = Serial()
         self._changes = Broadcast()
+        self._closed = asyncio.Event()
         self._queues: dict[str, GroupQueue] = {}
         self._end: End | ProducerDied | None = None
         recovered = self._ledger.recover()
@@ -195,6 +196,23 @@ class TrajectoryIngestor:
         self._end = ProducerDied(cause)
         self._changes.notify()
 
+    async def admit(self, epoch: int, task: int, members: int, timeout_s: float) -> bool:
+        """Wait for room and open a task at once, so that its groups count in the next decision.
+
+        Returns:
+            ``False`` after ``timeout_s``.
+        """
+        if not await self.wait_for_room(timeout_s):
+            return False
+        key = WorkflowId(epoch, task, 0).task_key
+
+        async def write() -> None:
+            await self._serial.on_disk(self._ledger.open_task, epoch, task, members)
+            self._open.setdefault(key, OpenTask(members))
+
+        await self._serial.exclusively(write())
+        return True
+
     async def has_room(self) -> bool:
         """Whether another task may be started now."""
         return has_room(self._queues.values(), len(self._open), self._spec.admission)
@@ -304,23 +322,38 @@ class TrajectoryIngestor:
         """Tasks started so far, by epoch."""
         return await self._serial.on_disk(self._ledger.issued_tasks)
 
-    async def unfinished(self) -> dict[str, int]:
-        """Open tasks by key, with their number of members: work to take up again after a restart."""
-        return {key: task.members for key, task in self._open.items()}
+    async def unfinished(self) -> dict[str, tuple[list[str], int]]:
+        """Work to take up again after a restart: per open task the workflow ids to start, and its members."""
+        return unfinished(self._open, self._in_flight)
 
-    async def stats(self) -> dict[str, Any]:
-        """Counts for the console and the metrics: rows by fate, groups by place, workflows by ending."""
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        """Per policy: rows by fate and place, groups by place, lead (ingest/accounts.py)."""
+        return {
+            model_id: model_stats(queue, self._accounts[model_id], self._open.values())
+            for model_id, queue in self._queues.items()
+        }
+
+    async def workflow_stats(self) -> dict[str, Any]:
+        """Open tasks, workflows in flight and endings by status, of this process."""
         return {
             "open_tasks": len(self._open),
-            "in_flight_workflows": len(self._in_flight),
+            "in_flight": len(self._in_flight),
             "endings": dict(self._endings),
-            "models": {model_id: self._model_stats(model_id) for model_id in self._queues},
         }
+
+    async def wait_closed(self) -> None:
+        """Returns when the ingestor was closed: a call that fails earlier tells that its process died."""
+        await self._closed.wait()
 
     async def close(self) -> None:
         """Close the ledger; what waits in it is taken up by the next start."""
+        if self._closed.is_set():
+            return
         await self._serial.exclusively(self._serial.on_disk(self._ledger.close))
         self._serial.stop()
+        self._closed.set()
+
+    stop = close
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -350,6 +383,7 @@ class TrajectoryIngestor:
             sample=sample,
             queues=self._queues,
             spec=self._spec,
+            ended=self._end is not None,
             next_row_id=self._next_row_id,
             next_close=self._next_close,
             now=self._clock(),
@@ -430,26 +464,6 @@ class TrajectoryIngestor:
             queue_groups=len(queue),
             dropped=dict(self._accounts[queue.model_id].dropped),
         )
-
-    def _model_stats(self, model_id: str) -> dict[str, Any]:
-        queue, account = self._queues[model_id], self._accounts[model_id]
-        open_rows = sum(len(task.groups.row_ids(model_id)) for task in self._open.values())
-        return {
-            "accepted": account.accepted,
-            "trained": account.trained,
-            "recorded": account.recorded,
-            "dropped": dict(account.dropped),
-            "open": open_rows,
-            "queued": queue.waiting_rows,
-            "taken": queue.taken_rows,
-            "unaccounted": account.balance(open_rows + queue.waiting_rows + queue.taken_rows),
-            "queue_groups": len(queue),
-            "taken_groups": queue.taken_groups,
-            "lead_groups": queue.lead(len(self._open)),
-            "max_lead_groups": queue.spec.max_lead_groups,
-            "groups_per_task": queue.groups_per_task,
-            "state": queue.state,
-        }
 
     def _queue(self, model_id: str) -> GroupQueue:
         if model_id not in self._queues:

@@ -14,8 +14,12 @@
 """Row counts of one policy; the accounting identity of invariant 3."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
+from .group_queue import GroupQueue
+from .groups import OpenTask
 from .reasons import DROP_REASONS, RECORDED, TRAINED
 
 
@@ -55,3 +59,30 @@ class Account:
     def balance(self, waiting: int) -> int:
         """Zero, if no row was lost or counted twice."""
         return self.accepted - self.trained - self.recorded - self.dropped.total() - waiting
+
+
+def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTask]) -> dict[str, Any]:
+    """One policy's numbers for the console and the metrics.
+
+    Rows: ``accepted`` = ``trained`` + ``recorded`` + ``dropped`` (by reason) + ``open`` + ``queued`` + ``taken``;
+    ``unaccounted`` is what is missing, always 0. Groups: ``queue_groups``, ``taken_groups``, ``lead_groups`` of
+    ``max_lead_groups``.
+    """
+    tasks = list(open_tasks)
+    open_rows = sum(len(task.groups.row_ids(queue.model_id)) for task in tasks)
+    return {
+        "accepted": account.accepted,
+        "trained": account.trained,
+        "recorded": account.recorded,
+        "dropped": dict(account.dropped),
+        "open": open_rows,
+        "queued": queue.waiting_rows,
+        "taken": queue.taken_rows,
+        "unaccounted": account.balance(open_rows + queue.waiting_rows + queue.taken_rows),
+        "queue_groups": len(queue),
+        "taken_groups": queue.taken_groups,
+        "lead_groups": queue.lead(len(tasks)),
+        "max_lead_groups": queue.spec.max_lead_groups,
+        "groups_per_task": queue.groups_per_task,
+        "state": queue.state,
+    }

@@ -34,6 +34,7 @@ from .reasons import (
     NON_FINITE,
     RECORDED,
     RETIRED,
+    SHUTDOWN,
     SURPLUS,
     TRUNCATED,
 )
@@ -69,12 +70,14 @@ def check_record(record: WorkflowRecord, queues: Mapping[str, GroupQueue]) -> No
             raise ValueError(f"{where}: trajectory {row.trajectory_id} has reward {row.reward}")
 
 
-def fate_on_arrival(row: Trajectory, status: str, queue: GroupQueue, spec: IngestSpec) -> str | None:
-    """Fate of a row that never waits, or ``None``."""
+def fate_on_arrival(row: Trajectory, status: str, queue: GroupQueue, spec: IngestSpec, ended: bool) -> str | None:
+    """Fate of a row that never waits, or ``None``; ``ended``: the producer was stopped."""
     if not queue.trained:
         return RECORDED
     if queue.retired:
         return RETIRED
+    if status == "aborted" and ended:
+        return SHUTDOWN
     if status != "ok" and (spec.on_failed == "drop" or status != "failed" or row.reward is None):
         return FAILED_WORKFLOW
     if not np.all(np.isfinite(row.log_probs)):
@@ -105,6 +108,7 @@ def plan_arrival(
     sample: int,
     queues: Mapping[str, GroupQueue],
     spec: IngestSpec,
+    ended: bool,
     next_row_id: int,
     next_close: int,
     now: float,
@@ -119,6 +123,7 @@ def plan_arrival(
         sample: which member of the task it is.
         queues: all policies.
         spec: rules for failed and truncated rows.
+        ended: whether the producer was stopped.
         next_row_id: first free row id.
         next_close: the task's place in the closing order, if this record closes it.
         now: monotonic seconds.
@@ -127,7 +132,7 @@ def plan_arrival(
     groups = task.groups.copy()
     for trajectory, body in zip(record.trajectories, bodies, strict=True):
         queue = queues[trajectory.model_id]
-        fate = fate_on_arrival(trajectory, record.status, queue, spec)
+        fate = fate_on_arrival(trajectory, record.status, queue, spec, ended)
         group_id = group_key(queue.spec.group_by, record.workflow_id, trajectory)
         row = NewRow(next_row_id + len(rows), trajectory, group_id, fate, body)
         rows.append(row)

@@ -135,6 +135,17 @@ class Ledger:
             raise
         self._db.execute("COMMIT")
 
+    def open_task(self, epoch: int, task: int, members: int) -> None:
+        """Write that a task is started; its groups wait for ``members`` workflows."""
+        with self._transaction():
+            self._open_task(WorkflowId(epoch, task, 0), members)
+
+    def _open_task(self, any_member: WorkflowId, members: int) -> None:
+        self._db.execute(
+            "INSERT INTO tasks VALUES (?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING",
+            (any_member.task_key, any_member.epoch, any_member.task, members),
+        )
+
     def issue(self, workflow_id: WorkflowId, members: int, now: float) -> str:
         """Write that a workflow is started.
 
@@ -146,10 +157,7 @@ class Ledger:
         """
         key = workflow_id.task_key
         with self._transaction():
-            self._db.execute(
-                "INSERT INTO tasks VALUES (?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING",
-                (key, workflow_id.epoch, workflow_id.task, members),
-            )
+            self._open_task(workflow_id, members)
             (found,) = self._db.execute("SELECT members FROM tasks WHERE task_key = ?", (key,)).fetchone()
             if found != members or workflow_id.sample >= members:
                 raise ValueError(f"workflow {workflow_id}: its task has {found} members, not {members}")

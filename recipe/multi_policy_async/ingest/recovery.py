@@ -11,10 +11,11 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A policy's open groups and queue, rebuilt from the rows that have no fate in the ledger."""
+"""Unfinished work, rebuilt from what has no terminal record and what has no fate in the ledger."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from ..trajectory import WorkflowId
 from .groups import OpenTask, QueuedGroup, RowRef
 from .ledger import WaitingRow
 
@@ -46,3 +47,20 @@ def _agent(rows: list[WaitingRow]) -> str:
 
 def _ref(row: WaitingRow) -> RowRef:
     return RowRef(row.row_id, row.incarnation, row.oldest, row.newest)
+
+
+def unfinished(
+    open_tasks: Mapping[str, OpenTask], in_flight: Mapping[str, tuple[str, int]]
+) -> dict[str, tuple[list[str], int]]:
+    """Per open task the ids of the workflows to start, as new attempts where there was one, and its members."""
+    attempts = {place: WorkflowId.parse(workflow_id).attempt + 1 for workflow_id, place in in_flight.items()}
+    work = {}
+    for key, task in open_tasks.items():
+        first = WorkflowId.parse(f"{key}-s0-a0")
+        ids = [
+            str(first._replace(sample=sample, attempt=attempts.get((key, sample), 0)))
+            for sample in range(task.members)
+            if sample not in task.ended
+        ]
+        work[key] = (ids, task.members)
+    return work

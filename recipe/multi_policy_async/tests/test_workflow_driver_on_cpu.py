@@ -1,0 +1,387 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""WorkflowDriver: every started workflow ends once (invariant 4), admission alone waits (10), no silent death (8)."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, ProducerDied, TakenBatch
+from recipe.multi_policy_async.tests.fakes.gateway_control import FakeGatewayControl, connection_error, http_error
+from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec
+from recipe.multi_policy_async.trajectory import Version
+from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
+from recipe.multi_policy_async.workflow_driver import DriverError, WorkflowDriver
+from recipe.multi_policy_async.workflows.base import Task
+from recipe.multi_policy_async.workflows.spec import WorkflowSpec
+
+MODELS = {"planner": PLANNER, "solver": SOLVER}
+
+
+class Tasks:
+    def __init__(self, size: int):
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Task:
+        return Task(index, {"prompt": [{"role": "user", "content": f"question {index}"}]})
+
+
+class Scripted:
+    """Returns 1.0, or does what ``script`` says for a task's next episode: raise, sleep, return."""
+
+    def __init__(self, script: dict[int, list[Any]] | None = None):
+        self.script = script or {}
+        self.running = self.most_running = 0
+
+    async def run(self, task: Task, agents: Any) -> Any:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0.001)
+            act = self.script.get(task.index, [1.0])
+            act = act.pop(0) if len(act) > 1 else act[0]
+            if isinstance(act, BaseException):
+                raise act
+            return await act() if callable(act) else act
+        finally:
+            self.running -= 1
+
+
+def workflow_spec(**changes: Any) -> WorkflowSpec:
+    values = {
+        "name": "scripted",
+        "path": None,
+        "kwargs": {},
+        "n": 2,
+        "timeout_s": 5.0,
+        "max_concurrent": 8,
+        "max_attempts": 3,
+        "retry_wait_s": 0.001,
+        "max_failures_in_a_row": None,
+        "dump_every": 0,
+    }
+    return WorkflowSpec(**(values | changes))
+
+
+class Reach:
+    """Calls go through to ``target`` until it is dead to the caller."""
+
+    def __init__(self, target: Any):
+        self._target = target
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        async def reach(*args: Any) -> Any:
+            if self.dead:
+                raise ConnectionError("no ingestor")
+            return await getattr(self._target, name)(*args)
+
+        return reach
+
+
+class Job:
+    """Driver, fake gateway and real ingestor with both policies registered."""
+
+    def __init__(self, path: Path, workflow: Any, *, tasks: int = 3, lead: int = 100, epochs: int = 1, **changes: Any):
+        self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec())
+        self.reach_ingestor = Reach(self.ingestor)
+        self.gateway = FakeGatewayControl(self.reach_ingestor.ingest, MODELS)
+        self.lead = lead
+        self.driver = WorkflowDriver(
+            workflow_spec(**changes),
+            workflow,
+            Tasks(tasks),
+            [self.gateway],
+            self.reach_ingestor,
+            run_dir=path,
+            shuffle=True,
+            seed=7,
+            epochs=epochs,
+            poll_s=0.05,
+        )
+
+    async def open(self) -> None:
+        for model_id in (PLANNER, SOLVER):
+            await self.ingestor.register_policy(model_id, queue_spec(max_lead_groups=self.lead), True)
+
+    def waits_for_training(self) -> bool:
+        return self.driver._state == "waiting for training" and not self.driver._episodes
+
+    async def endings(self) -> dict[str, int]:
+        stats = await self.ingestor.workflow_stats()
+        assert stats["in_flight"] == 0, "invariant 4"
+        return stats["endings"]
+
+
+async def eventually(condition: Any) -> None:
+    """Waits for a state instead of a time, so that a busy machine changes nothing."""
+    while True:
+        answer = condition()
+        if await answer if asyncio.iscoroutine(answer) else answer:
+            return
+        await asyncio.sleep(0.002)
+
+
+def play(job: Job, scenario: Any = None) -> Any:
+    async def run() -> Any:
+        await job.open()
+        try:
+            if scenario is None:
+                return await asyncio.wait_for(job.driver.run(), 20)
+            return await asyncio.wait_for(scenario(), 20)
+        finally:
+            await job.ingestor.close()
+
+    return asyncio.run(run())
+
+
+def test_every_member_of_every_task_ends_once_and_the_trainers_are_told_the_end(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=3, epochs=2)
+
+    async def scenario():
+        await job.driver.run()
+        source = IngestBatchSource(job.ingestor, PLANNER, groups=6, poll_s=0.1)
+        batch = await source.next_batch(Version(0, 0))
+        source.mark_consumed(Version(0, 1))
+        return batch, await source.next_batch(Version(0, 1)), await job.endings(), await job.driver.stats()
+
+    batch, end, endings, stats = play(job, scenario)
+    assert len(batch.groups) == 6 and isinstance(end, End)
+    assert endings == {"ok": 12}
+    assert sorted(job.gateway.finalized) == sorted(
+        (f"e{epoch}-t{task}-s{sample}-a0", "ok") for epoch in range(2) for task in range(3) for sample in range(2)
+    )
+    assert (stats["finished"], stats["failed"], stats["running"], stats["score_mean"]) == (12, 0, 0, 1.0)
+
+
+def test_the_order_of_tasks_is_fixed_by_the_seed_and_differs_between_epochs(tmp_path):
+    def order(folder):
+        job = Job(folder, Scripted(), tasks=20, epochs=2, max_concurrent=1, n=1)
+        play(job)
+        return [workflow_id for workflow_id, _ in job.gateway.finalized]
+
+    first, second = order(tmp_path / "a"), order(tmp_path / "b")
+    assert first == second
+    tasks = [workflow_id.split("-")[1] for workflow_id in first]
+    assert sorted(tasks[:20]) == sorted(tasks[20:]) and tasks[:20] != tasks[20:]
+
+
+def test_an_error_of_the_workflow_is_a_failed_member_and_is_not_tried_again(tmp_path):
+    job = Job(tmp_path, Scripted({0: [RuntimeError("no plan"), 1.0]}), tasks=1)
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.ingestor.stats())[PLANNER]["dropped"], await job.driver.stats()
+
+    endings, dropped, stats = play(job, scenario)
+    assert endings == {"failed": 1, "ok": 1}
+    assert dropped == {"failed_workflow": 1, "group_too_small": 1}
+    assert stats["last_error"] == "RuntimeError: no plan" and stats["retried"] == 0
+
+
+def test_a_workflow_that_passes_its_deadline_is_a_failed_member(tmp_path):
+    job = Job(tmp_path, Scripted({0: [lambda: asyncio.sleep(60), 1.0]}), tasks=1, timeout_s=0.05)
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["last_error"]
+
+    endings, error = play(job, scenario)
+    assert endings == {"failed": 1, "ok": 1} and "deadline" in error
+
+
+@pytest.mark.parametrize("result", [None, "good", {}, float("nan")])
+def test_a_result_that_is_no_reward_is_a_failed_member(tmp_path, result):
+    job = Job(tmp_path, Scripted({0: [result]}), tasks=1, n=1)
+    if isinstance(result, float):  # the gateway refuses what is not finite
+        job.gateway.errors["finalize"] = [http_error(400)]
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings()
+
+    assert play(job, scenario) == {"failed": 1}
+
+
+def test_a_policy_that_was_not_there_leads_to_a_new_attempt(tmp_path):
+    job = Job(tmp_path, Scripted({0: [connection_error(), 1.0]}), tasks=1)
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["retried"]
+
+    endings, retried = play(job, scenario)
+    assert endings == {"ok": 2} and retried == 1
+    assert sorted(workflow_id[-2:] for workflow_id, _ in job.gateway.finalized) == ["a0", "a1"]
+    assert len(job.gateway.aborted) == 1, "the session of the first attempt is released"
+
+
+def test_an_error_of_another_service_is_the_workflows_own(tmp_path):
+    job = Job(tmp_path, Scripted({0: [connection_error("http://tool.example")]}), tasks=1, n=1)
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings()
+
+    assert play(job, scenario) == {"failed": 1}
+
+
+def test_a_lost_answer_to_finalize_does_not_make_a_second_record(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=1, n=1)
+    job.gateway.lose_answers = ["finalize"]
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.ingestor.stats())[PLANNER]["accepted"]
+
+    assert play(job, scenario) == ({"ok": 1}, 1)
+
+
+def test_attempts_are_bounded_and_the_group_closes_without_the_aborted_member(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=1, n=1, max_attempts=2)
+    job.gateway.errors["create_workflow"] = [http_error(503)] * 100
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), await job.ingestor.workflow_stats()
+
+    endings, stats = play(job, scenario)
+    assert endings == {"aborted": 1} and stats["open_tasks"] == 0
+
+
+def test_no_more_workflows_run_at_once_than_allowed(tmp_path):
+    workflow = Scripted()
+    play(Job(tmp_path, workflow, tasks=10, n=4, max_concurrent=3))
+    assert workflow.most_running == 3
+
+
+def test_production_stops_at_the_lead_until_a_version_is_trained(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=10, lead=4)
+
+    async def scenario():
+        running = asyncio.create_task(job.driver.run())
+        sources = [IngestBatchSource(job.ingestor, m, groups=4, poll_s=0.05) for m in (PLANNER, SOLVER)]
+        await eventually(job.waits_for_training)
+        started = [(await job.driver.stats())["tasks_started"]]
+        for source in sources:
+            assert isinstance(await source.next_batch(Version(0, 0)), TakenBatch)
+        await eventually(job.waits_for_training)
+        started.append((await job.driver.stats())["tasks_started"])
+        for source in sources:
+            source.mark_consumed(Version(0, 1))
+            assert isinstance(await source.next_batch(Version(0, 1)), TakenBatch)
+        await eventually(job.waits_for_training)
+        started.append((await job.driver.stats())["tasks_started"])
+        await job.driver.stop()
+        await running
+        return started
+
+    assert play(job, scenario) == [4, 4, 8]
+
+
+def test_drain_lets_the_running_workflows_end_and_starts_no_more(tmp_path):
+    go = asyncio.Event()
+
+    async def wait():
+        await go.wait()
+        return 1.0
+
+    workflow = Scripted({task: [wait] for task in range(10)})
+    job = Job(tmp_path, workflow, tasks=10, max_concurrent=4)
+
+    async def scenario():
+        running = asyncio.create_task(job.driver.run())
+        await eventually(lambda: workflow.running == 4)
+        await job.driver.drain()
+        await asyncio.sleep(0.02)
+        assert not running.done()
+        go.set()
+        await running
+        return await job.endings()
+
+    assert play(job, scenario) == {"ok": 4}
+
+
+def test_stop_writes_an_aborted_record_for_every_workflow_that_runs(tmp_path):
+    workflow = Scripted({task: [lambda: asyncio.sleep(60)] for task in range(10)})
+    job = Job(tmp_path, workflow, tasks=10, max_concurrent=4)
+
+    async def scenario():
+        running = asyncio.create_task(job.driver.run())
+        await eventually(lambda: workflow.running == 4)
+        await job.driver.stop()
+        await running
+        return await job.endings()
+
+    assert play(job, scenario) == {"aborted": 4}
+
+
+def test_too_many_failures_in_a_row_end_the_driver_and_reach_the_trainers_with_the_cause(tmp_path):
+    job = Job(tmp_path, Scripted({t: [RuntimeError("bug")] for t in range(50)}), tasks=50, max_failures_in_a_row=6)
+
+    async def scenario():
+        with pytest.raises(DriverError, match="6 workflows in a row.*RuntimeError: bug"):
+            await job.driver.run()
+        return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
+
+    answer = play(job, scenario)
+    assert isinstance(answer, ProducerDied) and "bug" in answer.cause
+
+
+def test_a_bug_inside_the_driver_reaches_the_trainers(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=3)
+    job.driver._tasks = None
+
+    async def scenario():
+        with pytest.raises(DriverError):
+            await job.driver.run()
+        return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
+
+    assert isinstance(play(job, scenario), ProducerDied)
+
+
+def test_a_restarted_driver_takes_up_what_was_in_flight_and_repeats_nothing_that_ended(tmp_path):
+    hang = {task: [1.0, lambda: asyncio.sleep(60)] for task in range(4)}
+    workflow = Scripted(hang)
+    first = Job(tmp_path, workflow, tasks=4, max_concurrent=4)
+
+    async def crash():
+        running = asyncio.create_task(first.driver.run())
+        await eventually(lambda: len(first.gateway.finalized) == 4 and workflow.running == 4)
+        first.reach_ingestor.dead = True  # a killed process writes nothing more
+        running.cancel()
+        await asyncio.wait({running})
+
+    play(first, crash)
+    ended = first.gateway.finalized
+    assert len(ended) == 4
+
+    second = Job(tmp_path, Scripted(), tasks=4)
+    play(second)
+    members = [workflow_id.rsplit("-", 1)[0] for workflow_id, _ in (*ended, *second.gateway.finalized)]
+    assert sorted(members) == sorted(f"e0-t{task}-s{sample}" for task in range(4) for sample in range(2))
+    assert {workflow_id[-2:] for workflow_id, _ in second.gateway.finalized} == {"a1"}
+
+
+def test_some_episodes_are_written_down(tmp_path):
+    play(Job(tmp_path, Scripted(), tasks=4, n=1, dump_every=2))
+    lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert lines[0]["question"].startswith("question") and lines[0]["score"] == 1.0

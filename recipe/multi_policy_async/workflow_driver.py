@@ -1,0 +1,278 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""WorkflowDriver: tasks in, finalized workflows out, never further ahead of training than admission allows.
+
+    dataset --> order --> admission (wait_for_room, max_concurrent) --> n episodes per task --> end_of_data
+                              ^                                            |
+                              '----- ingestor: groups in flight, queued, in training
+
+| waits for | where | ended by |
+|---|---|---|
+| room in training | before a task | ingestor, drain, stop |
+| a free slot | before a task, before an episode | an episode that ends, drain, stop |
+| agents | in an episode | the workflow, its deadline, stop |
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from .ingest.handle import TargetDiedError, call
+from .trajectory import WorkflowId
+from .workflows.base import Task, Workflow
+from .workflows.dataset import TaskSource
+from .workflows.episode import Ended, EpisodeRunner, GatewayControl
+from .workflows.failures import describe
+from .workflows.spec import WorkflowSpec
+from .workflows.task_plan import plan_tasks
+from .workflows.transcript import Transcripts
+
+logger = logging.getLogger(__name__)
+
+_SCORE_WINDOW = 256  # episodes in the running means
+_ADMIT_POLL_S = 1.0  # how late draining may be noticed
+_STOP_S = 15.0  # for cancelled episodes to write their terminal records
+
+
+class DriverError(RuntimeError):
+    """The driver gave up; the message names the cause."""
+
+
+class WorkflowDriver:
+    """Plain class; ``as_actor`` makes it a Ray actor.
+
+    Args:
+        spec: which workflow, how many, deadlines.
+        workflow: the user's workflow.
+        tasks: the dataset.
+        gateways: control clients; workflows are dealt over them.
+        ingestor: the trajectory ingestor or its actor handle.
+        run_dir: where episodes are written; ``None``: nowhere.
+        shuffle: shuffle tasks within each epoch.
+        seed: of the shuffling.
+        epochs: ``None``: until stopped.
+        max_tasks: tasks of the whole run; ``None``: no limit.
+        poll_s: longest wait of one call to the ingestor.
+    """
+
+    def __init__(
+        self,
+        spec: WorkflowSpec,
+        workflow: Workflow,
+        tasks: TaskSource,
+        gateways: Sequence[GatewayControl],
+        ingestor: Any,
+        *,
+        run_dir: Path | None = None,
+        shuffle: bool,
+        seed: int,
+        epochs: int | None = None,
+        max_tasks: int | None = None,
+        poll_s: float = 5.0,
+    ):
+        self._spec = spec
+        self._workflow = workflow
+        self._tasks = tasks
+        self._gateways = gateways
+        self._ingestor = ingestor
+        self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
+        self._poll_s = poll_s
+        self._transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
+        self._slots = asyncio.Semaphore(spec.max_concurrent)
+        self._episodes: set[asyncio.Task] = set()
+        self._wake = asyncio.Event()  # an episode ended, or draining began
+        self._draining = False
+        self._failure: BaseException | None = None
+        self._state = "starting"
+        self._endings: Counter[str] = Counter()
+        self._retried = 0
+        self._running = 0
+        self._tasks_started = 0
+        self._epoch = 0
+        self._last_error: str | None = None
+        self._failures_in_a_row = 0
+        self._scores: deque[float] = deque(maxlen=_SCORE_WINDOW)
+        self._seconds: deque[float] = deque(maxlen=_SCORE_WINDOW)
+
+    async def run(self) -> None:
+        """Start tasks until they are used up, ``drain`` or ``stop``; then tell the trainers that no more will come.
+
+        Raises:
+            DriverError: too many workflows failed in a row, or a part it needs is gone. The ingestor was told.
+        """
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._spec.max_concurrent)
+        hooks = {"response": [self._transcripts.on_response]}
+        try:
+            # No proxies from the environment: the gateway is on this host or in this cluster.
+            async with httpx.AsyncClient(limits=limits, event_hooks=hooks, trust_env=False) as http:
+                runner = EpisodeRunner(
+                    self._workflow, self._spec, self._gateways, self._ingestor, http, self._transcripts
+                )
+                try:
+                    await self._produce(runner)
+                    await self._wait_until(lambda: not self._episodes, "finishing")
+                finally:
+                    await self._cancel_episodes()
+            await call(self._ingestor, "end_of_data")
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._state = "dead"
+            cause = str(error) if isinstance(error, DriverError) else f"workflow driver: {describe(error)}"
+            await self._report_death(cause)
+            raise DriverError(cause) from error
+        self._state = "ended"
+
+    async def drain(self) -> None:
+        """Start no more tasks; the running ones go on, up to their deadlines."""
+        self._draining = True
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """Abort what runs and end; rows of aborted workflows count as ``shutdown``."""
+        await self.drain()
+        try:
+            await call(self._ingestor, "end_of_data")
+        except TargetDiedError as error:
+            logger.info("stopping without an ingestor: %s", error)
+        await self._cancel_episodes()
+
+    async def stats(self) -> dict[str, Any]:
+        """Numbers for the pipeline line. ``score_mean`` is over the last 256 workflows that ended well."""
+        return {
+            "state": self._state,
+            "running": self._running,
+            "waiting": len(self._episodes) - self._running,
+            "finished": self._endings["ok"] + self._endings["no_calls"],
+            "failed": self._endings["failed"],
+            "aborted": self._endings["aborted"],
+            "retried": self._retried,
+            "tasks_started": self._tasks_started,
+            "epoch": self._epoch,
+            "score_mean": _mean(self._scores),
+            "seconds_mean": _mean(self._seconds),
+            "last_error": self._last_error,
+        }
+
+    async def _produce(self, runner: EpisodeRunner) -> None:
+        for ids, members in (await call(self._ingestor, "unfinished")).values():
+            logger.info("task %s is taken up again: %s", WorkflowId.parse(ids[0]).task_key, ", ".join(ids))
+            self._start(runner, [WorkflowId.parse(text) for text in ids], members)
+        started = await call(self._ingestor, "issued_tasks")
+        for epoch, task in plan_tasks(len(self._tasks), started=started, **self._plan):
+            await self._wait_until(
+                lambda: self._draining or len(self._episodes) < self._spec.max_concurrent, "all slots in use"
+            )
+            if not await self._admit(epoch, task):
+                return
+            self._epoch = epoch
+            self._tasks_started += 1
+            ids = [WorkflowId(epoch, task, sample) for sample in range(self._spec.n)]
+            self._start(runner, ids, self._spec.n)
+
+    async def _admit(self, epoch: int, task: int) -> bool:
+        """Wait for room in training; ``False`` once draining."""
+        while not self._draining:
+            self._check()
+            if await call(self._ingestor, "admit", epoch, task, self._spec.n, min(self._poll_s, _ADMIT_POLL_S)):
+                self._state = "producing"
+                return True
+            self._state = "waiting for training"
+        return False
+
+    def _start(self, runner: EpisodeRunner, ids: Sequence[WorkflowId], members: int) -> None:
+        if ids[0].task >= len(self._tasks):
+            raise DriverError(f"task {ids[0].task} of the ledger is not in the dataset of {len(self._tasks)} rows")
+        task = self._tasks[ids[0].task]
+        for workflow_id in ids:
+            episode = asyncio.ensure_future(self._episode(runner, workflow_id, members, task))
+            self._episodes.add(episode)
+            episode.add_done_callback(self._on_episode_end)
+
+    async def _episode(self, runner: EpisodeRunner, workflow_id: WorkflowId, members: int, task: Task) -> None:
+        async with self._slots:
+            self._running += 1
+            try:
+                ended = await runner.run(workflow_id, members, task)
+            finally:
+                self._running -= 1
+        self._count(ended)
+
+    def _count(self, ended: Ended) -> None:
+        self._endings[ended.status] += 1
+        self._retried += ended.attempts - 1
+        if ended.status in ("ok", "no_calls"):
+            self._failures_in_a_row = 0
+            self._seconds.append(ended.seconds)
+            if ended.score is not None:
+                self._scores.append(ended.score)
+        elif ended.status in ("failed", "aborted"):
+            self._last_error = ended.error
+            self._failures_in_a_row += 1
+            most = self._spec.max_failures_in_a_row
+            if most is not None and self._failures_in_a_row >= most:
+                raise DriverError(f"workflow driver: {most} workflows in a row did not end well; last: {ended.error}")
+
+    def _on_episode_end(self, episode: asyncio.Task) -> None:
+        self._episodes.discard(episode)
+        if not episode.cancelled() and episode.exception() is not None:
+            self._failure = self._failure or episode.exception()
+        self._wake.set()
+
+    async def _wait_until(self, condition: Callable[[], bool], state: str) -> None:
+        """Wait for episodes to end; a silently dead one becomes a crash of the driver."""
+        while True:
+            self._wake.clear()
+            self._check()
+            if condition():
+                return
+            self._state = state
+            await self._wake.wait()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _cancel_episodes(self) -> None:
+        running = list(self._episodes)
+        for episode in running:
+            episode.cancel()
+        if running:
+            await asyncio.wait(running, timeout=_STOP_S)
+
+    async def _report_death(self, cause: str) -> None:
+        logger.error("%s", cause)
+        try:
+            await call(self._ingestor, "producer_died", cause)
+        except Exception as error:
+            # The job's supervisor sees this driver's own error; the trainers see their own calls fail.
+            logger.error("could not tell the ingestor: %s", describe(error))
+
+
+def _mean(values: Collection[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def as_actor(**options: Any) -> Any:
+    """The driver as a Ray actor class (workflows/driver_actor.py); ``options`` name it within its job."""
+    import ray
+
+    from .workflows.driver_actor import WorkflowDriverActor
+
+    return ray.remote(num_cpus=0, max_concurrency=100)(WorkflowDriverActor).options(**options)

@@ -1,0 +1,250 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One workflow, from its id to its terminal record: issue, create, run, finalize; new attempts where the
+infrastructure failed.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from ..ingest.handle import call
+from ..ingest.ledger import TERMINAL
+from ..trajectory import WorkflowId, WorkflowRecord
+from .agents import Agents
+from .base import Outcome, Task, Workflow, as_outcome
+from .failures import InfrastructureError, describe, is_infrastructure, is_refusal
+from .spec import WorkflowSpec
+from .transcript import Transcripts
+
+logger = logging.getLogger(__name__)
+
+_CONTROL_TRIES = 3  # of one control call; finalize and create are idempotent by workflow id
+_CANCEL_GRACE_S = 5.0  # for a workflow that passed its deadline to let go
+
+
+class GatewayControl(Protocol):
+    """What an episode needs of ``gateway.client.GatewayControlClient``."""
+
+    base_url: str
+
+    async def create_workflow(self, workflow_id: str, purpose: str) -> Mapping[str, Any]: ...
+
+    async def finalize(
+        self,
+        workflow_id: str,
+        status: str,
+        rewards: float | Mapping[str, float] | None,
+        score: float | None,
+        error: str | None,
+    ) -> Mapping[str, Any]: ...
+
+    async def abort(self, workflow_id: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a workflow ended: a status of ``trajectory.WORKFLOW_STATUSES``, or ``before`` (an earlier process saw it)."""
+
+    status: str
+    score: float | None = None
+    error: str | None = None
+    attempts: int = 1
+    seconds: float = 0.0
+
+
+class EpisodeRunner:
+    """Runs workflows one at a time per call; many calls may run together.
+
+    Args:
+        workflow: the user's workflow, shared by all episodes.
+        spec: deadlines and attempts.
+        gateways: control clients; a workflow stays with one.
+        ingestor: the trajectory ingestor or its actor handle.
+        http: connection pool of the agents' clients.
+        transcripts: the episodes to write down.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        spec: WorkflowSpec,
+        gateways: Sequence[GatewayControl],
+        ingestor: Any,
+        http: httpx.AsyncClient,
+        transcripts: Transcripts,
+    ):
+        self._workflow = workflow
+        self._spec = spec
+        self._gateways = gateways
+        self._gateway_urls = [gateway.base_url for gateway in gateways]
+        self._ingestor = ingestor
+        self._http = http
+        self._transcripts = transcripts
+
+    async def run(self, first: WorkflowId, members: int, task: Task) -> Ended:
+        """Bring one member of a task to its terminal record.
+
+        Args:
+            first: id of the first attempt.
+            members: workflows of the task.
+            task: the task.
+
+        Raises:
+            Exception: the ingestor failed; nothing can be recorded any more.
+        """
+        started = time.monotonic()
+        error: InfrastructureError | None = None
+        workflow_id = first
+        try:
+            for retry in range(self._spec.max_attempts):
+                workflow_id = first._replace(attempt=first.attempt + retry)
+                if await call(self._ingestor, "issue", str(workflow_id), members) == TERMINAL:
+                    return Ended("before", attempts=retry + 1)
+                if retry:  # only now: an abort must not become the terminal record of the attempt before
+                    await self._give_up(workflow_id._replace(attempt=workflow_id.attempt - 1))
+                    await asyncio.sleep(self._spec.retry_wait_s * 2 ** (retry - 1))
+                try:
+                    return await self._attempt(workflow_id, task, retry, started)
+                except InfrastructureError as failure:
+                    error = failure
+                    logger.warning("workflow %s: %s", workflow_id, failure)
+        except asyncio.CancelledError:
+            await self.abort(workflow_id, "the driver was stopped")
+            raise
+        return await self.abort(workflow_id, str(error), attempts=self._spec.max_attempts, started=started)
+
+    async def abort(
+        self, workflow_id: WorkflowId, error: str, *, attempts: int = 1, started: float | None = None
+    ) -> Ended:
+        """Write the terminal record of a workflow that will not be finalized, and release its session."""
+        record = WorkflowRecord(workflow_id=str(workflow_id), status="aborted", error=error, ended_at=time.time())
+        try:
+            await call(self._ingestor, "ingest", record)
+        except ValueError as refusal:
+            # The gateway finalized it in the meantime: then that is its one terminal record (invariant 4).
+            logger.info("workflow %s is not aborted: %s", workflow_id, refusal)
+            return Ended("before", attempts=attempts)
+        await self._give_up(workflow_id)
+        seconds = 0.0 if started is None else time.monotonic() - started
+        return Ended("aborted", error=error, attempts=attempts, seconds=seconds)
+
+    async def _attempt(self, workflow_id: WorkflowId, task: Task, retry: int, started: float) -> Ended:
+        name = str(workflow_id)
+        session = await self._control("create_workflow", workflow_id, "train")
+        token = session["token"]
+        watched = self._transcripts.watch(token)
+        try:
+            outcome, error = await self._play(session, task)
+            status = "failed" if outcome is None else "ok"
+            answer, status, error = await self._finalize(workflow_id, status, outcome, error)
+        except BaseException:
+            self._transcripts.forget(token)
+            raise
+        score = outcome.score if outcome is not None and status == "ok" else None
+        ended = Ended(answer.get("status", status), score, error, retry + 1, time.monotonic() - started)
+        if watched:
+            self._transcripts.write(
+                token,
+                task,
+                {
+                    "workflow_id": name,
+                    "status": ended.status,
+                    "score": score,
+                    "rewards": None if outcome is None else outcome.rewards,
+                    "info": {} if outcome is None else dict(outcome.info),
+                    "error": error,
+                    "seconds": round(ended.seconds, 3),
+                    "trajectories": answer.get("trajectories"),
+                },
+            )
+        return ended
+
+    async def _play(self, session: Mapping[str, Any], task: Task) -> tuple[Outcome | None, str | None]:
+        """The user's code up to its deadline: an outcome, or what went wrong in it."""
+        agents = Agents(session["agents"], self._http, self._spec.timeout_s)
+        playing = asyncio.ensure_future(self._run_user_code(task, agents))
+        try:
+            done, _ = await asyncio.wait({playing}, timeout=self._spec.timeout_s)
+            if not done:
+                return None, f"passed its deadline of {self._spec.timeout_s:g} s"
+        finally:
+            if not playing.done():
+                playing.cancel()
+                await asyncio.wait({playing}, timeout=_CANCEL_GRACE_S)
+        failure = asyncio.CancelledError("cancelled itself") if playing.cancelled() else playing.exception()
+        if failure is not None:
+            if is_infrastructure(failure, self._gateway_urls):
+                raise InfrastructureError(describe(failure)) from failure
+            logger.info("workflow of task %d failed", task.index, exc_info=failure)
+            return None, describe(failure)
+        try:
+            return as_outcome(playing.result()), None
+        except ValueError as error:
+            return None, describe(error)
+
+    async def _run_user_code(self, task: Task, agents: Agents) -> Any:
+        if inspect.iscoroutinefunction(self._workflow.run):
+            return await self._workflow.run(task, agents)
+        result = await asyncio.to_thread(self._workflow.run, task, agents)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _finalize(
+        self, workflow_id: WorkflowId, status: str, outcome: Outcome | None, error: str | None
+    ) -> tuple[Mapping[str, Any], str, str | None]:
+        rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
+        try:
+            return await self._control("finalize", workflow_id, status, rewards, score, error), status, error
+        except Exception as refusal:
+            if status == "failed" or not is_refusal(refusal):
+                raise
+            # Rewards that the gateway refuses are a fault of the workflow.
+            error = describe(refusal)
+            logger.warning("workflow %s: its result was refused: %s", workflow_id, error)
+        return await self._control("finalize", workflow_id, "failed", None, None, error), "failed", error
+
+    def _gateway(self, workflow_id: WorkflowId) -> GatewayControl:
+        return self._gateways[(workflow_id.task + workflow_id.sample) % len(self._gateways)]
+
+    async def _control(self, method: str, workflow_id: WorkflowId, *args: Any) -> Any:
+        """A control call, repeated while the gateway is not there.
+
+        Raises:
+            InfrastructureError: it stays away.
+            Exception: it refuses (4xx).
+        """
+        for repeat in range(_CONTROL_TRIES):
+            try:
+                return await getattr(self._gateway(workflow_id), method)(str(workflow_id), *args)
+            except Exception as error:
+                if is_refusal(error):
+                    raise
+                failure = error
+                logger.info("%s of %s did not succeed: %s", method, workflow_id, describe(error))
+            if repeat + 1 < _CONTROL_TRIES:
+                await asyncio.sleep(min(1.0, self._spec.retry_wait_s) * 2**repeat)
+        raise InfrastructureError(f"gateway, {method}: {describe(failure)}") from failure
+
+    async def _give_up(self, workflow_id: WorkflowId) -> None:
+        """Release the session of an attempt that has ended for us; the gateway may be gone, so its answer is moot."""
+        try:
+            await asyncio.wait_for(self._gateway(workflow_id).abort(str(workflow_id)), timeout=_CANCEL_GRACE_S)
+        except Exception as error:
+            logger.info("abort of %s at the gateway: %s", workflow_id, describe(error))

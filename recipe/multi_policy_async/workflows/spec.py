@@ -1,0 +1,45 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Types and bounds of the ``workflow`` section. Defaults live in ``config/workflow``."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class WorkflowSpec(BaseModel):
+    """Which workflow runs, how many at once, and what happens when one fails."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """Class: dotted path, a built-in name, or the class in ``path``."""
+    path: str | None
+    """A ``.py`` file or ``pkg://module``."""
+    kwargs: dict[str, Any]
+    """Arguments of the class."""
+    n: int = Field(ge=1)
+    """Workflows per task: the group size (verl's ``rollout.n``)."""
+    timeout_s: float = Field(gt=0)
+    """Deadline of one attempt; after it the workflow has failed."""
+    max_concurrent: int = Field(ge=1)
+    """Workflows running at once."""
+    max_attempts: int = Field(ge=1)
+    """Attempts of a workflow whose gateway or policy was not there; its own errors are never tried again."""
+    retry_wait_s: float = Field(ge=0)
+    """Wait before the second attempt; doubled each time."""
+    max_failures_in_a_row: int | None = Field(ge=1)
+    """So many workflows ended without one that went well: the driver gives up, naming the last cause."""
+    dump_every: int = Field(ge=0)
+    """Write every so many-th episode to the run directory; 0: none."""

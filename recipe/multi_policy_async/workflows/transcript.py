@@ -1,0 +1,89 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the agents of some episodes said, for people to read: ``episodes.jsonl`` in the run directory."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from .base import Task
+
+logger = logging.getLogger(__name__)
+
+
+class Transcripts:
+    """Listens on the shared HTTP client and keeps the calls of the workflows it was asked to watch.
+
+    Only calls through that client are seen; a framework with its own client leaves no messages here.
+
+    Args:
+        path: the JSONL file; ``None`` writes nothing.
+        every: one episode of so many is written; 0: none.
+    """
+
+    def __init__(self, path: Path | None, every: int):
+        self._path = path
+        self._every = every if path is not None else 0
+        self._seen = 0
+        self._watched: dict[str, list[dict[str, Any]]] = {}  # by a piece of the workflow's URLs
+
+    def watch(self, token: str) -> bool:
+        """Count an episode; start to keep its calls if it is one of those to write."""
+        self._seen += 1
+        if not self._every or (self._seen - 1) % self._every:
+            return False
+        self._watched[token] = []
+        return True
+
+    async def on_response(self, response: httpx.Response) -> None:
+        """Event hook of ``httpx.AsyncClient``."""
+        parts = response.request.url.path.split("/")
+        token = parts[2] if len(parts) > 4 and parts[1] == "w" else ""
+        if token not in self._watched or not response.headers.get("content-type", "").startswith("application/json"):
+            return
+        await response.aread()
+        try:
+            call = {"agent": parts[4], "request": json.loads(response.request.content), "response": response.json()}
+        except ValueError:  # an error page: not worth an episode
+            logger.info("a call of workflow %s is not JSON and is left out of its transcript", token)
+            return
+        self._watched[token].append(_readable(call))
+
+    def write(self, token: str, task: Task, episode: Mapping[str, Any]) -> None:
+        """Append the episode if it was watched."""
+        calls = self._watched.pop(token, None)
+        if calls is None or self._path is None:
+            return
+        line = {"task": task.index, "question": task.question, "ground_truth": task.ground_truth, "calls": calls}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({**episode, **line}, default=str, ensure_ascii=False) + "\n")
+
+    def forget(self, token: str) -> None:
+        """The attempt was given up."""
+        self._watched.pop(token, None)
+
+
+def _readable(call: dict[str, Any]) -> dict[str, Any]:
+    response = call["response"]
+    return {
+        "agent": call["agent"],
+        "messages": call["request"].get("messages"),
+        "answer": [choice.get("message") for choice in response.get("choices", ())] or response,
+        "metadata": response.get("metadata"),
+    }
