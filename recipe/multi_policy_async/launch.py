@@ -11,22 +11,86 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Creates the job's actors. Control actors ask for no CPU: they would only displace trainer ranks."""
+"""Creates the job's actors.
 
+Control actors ask for no CPU: they would only displace trainer ranks. None has a name: handles are passed, so two jobs on
+one cluster cannot meet.
+"""
+
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from .component import enter_component
 from .configuration.schema import JobSpec
+from .gateway.client import GatewayControlClient
 from .model_async_runtime import ModelAsyncRuntime
-from .multi_model_gateway_router import MultiModelGatewayRouter
+from .multi_model_gateway_router import IngestorSink, MultiModelGatewayRouter
 from .trajectory_ingestor import TrajectoryIngestor
 from .workflow_driver import WorkflowDriver
 
 RUNTIME_THREADS = 4  # fit, next_reports, stop, and one to spare
+SERVER_CALLS = 1000
+
+
+class _Watched:
+    """A long call on a server actor: it ends with an error when the actor's process dies."""
+
+    async def wait_closed(self) -> None:
+        await asyncio.Event().wait()
+
+
+class IngestorActor(_Watched, TrajectoryIngestor):
+    def __init__(self, job: JobSpec):
+        enter_component("ingestor", job.run.dir)
+        super().__init__(job.run.dir / "ledger.sqlite", job.ingest)
+
+
+class GatewayActor(_Watched, MultiModelGatewayRouter):
+    def __init__(self, job: JobSpec, index: int, ingestor: Any):
+        enter_component(f"gateway-{index}", job.run.dir)
+        super().__init__(job.gateway, job.agent_model_mapping, list(job.models), IngestorSink(ingestor))
+
+
+class WorkflowDriverActor(_Watched, WorkflowDriver):
+    def __init__(self, job: JobSpec, ingestor: Any, gateway_url: str, control_key: str):
+        enter_component("workflow-driver", job.run.dir)
+        from .workflows.dataset import load_tasks
+        from .workflows.loader import load_workflow_class
+
+        workflow = load_workflow_class(job.workflow.name, job.workflow.path)(**job.workflow.kwargs)
+        super().__init__(
+            job.workflow,
+            workflow,
+            load_tasks(job.data.model_dump() | {"seed": job.run.seed}),
+            GatewayControlClient(gateway_url, control_key),
+            ingestor,
+            run_dir=Path(job.run.dir),
+            shuffle=job.data.shuffle,
+            seed=job.run.seed,
+            max_tasks=job.stop.tasks if job.stop.by == "tasks" else None,
+            poll_s=job.ingest.poll_s,
+        )
+
+
+def _server(actor_class: type, *args: Any) -> Any:
+    return ray.remote(num_cpus=0, max_concurrency=SERVER_CALLS)(actor_class).remote(*args)
+
+
+def create_ingestor(job: JobSpec) -> Any:
+    return _server(IngestorActor, job)
+
+
+def create_gateways(job: JobSpec, ingestor: Any) -> list[Any]:
+    return [_server(GatewayActor, job, 0, ingestor)]
 
 
 def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateways: list[Any]) -> Any:
-    """The process of one model."""
     actor = ray.remote(num_cpus=0, max_concurrency=RUNTIME_THREADS)(ModelAsyncRuntime)
-    return actor.remote(job.models[model_id], job.gateway, ingestor, gateways, job.run.dir)
+    return actor.remote(job.models[model_id], job.gateway, ingestor, gateways, job.run.dir, job.ingest.poll_s)
+
+
+def create_workflow_driver(job: JobSpec, ingestor: Any, gateway_url: str, control_key: str) -> Any:
+    return _server(WorkflowDriverActor, job, ingestor, gateway_url, control_key)

@@ -39,6 +39,8 @@ from .configuration.schema import PolicySpec
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import ModelBinding, ModelState
 from .multi_model_metrics import PhaseReport, StepReport
+from .runtime.status import RuntimeStatusClient
+from .runtime.version_tracker import VersionTracker
 from .trajectory import Version
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class ModelAsyncRuntime:
         ingestor: handle of the ingestor actor.
         gateways: handles of the gateway actors.
         run_dir: the job's directory.
-        incarnation: grows at every restore of this model.
+        poll_s: longest wait of one call to the ingestor, in seconds.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class ModelAsyncRuntime:
         ingestor: Any,
         gateways: Sequence[Any],
         run_dir: Path,
-        incarnation: int = 0,
+        poll_s: float,
     ):
         enter_component(f"runtime-{policy.model_id}", run_dir)
         self.model_id = policy.model_id
@@ -87,26 +89,34 @@ class ModelAsyncRuntime:
         self.config = policy.verl_config()
         self.ingestor = ingestor
         self.run_dir = run_dir
-        self.incarnation = incarnation
+        self.poll_s = poll_s
+        self.incarnation = 0
         self._reports: queue.Queue[StepReport | PhaseReport] = queue.Queue()
 
         # verl is imported here and not above: the driver imports this module too and needs no torch.
         from .runtime.rollout_runtime import RolloutRuntime
-        from .runtime.status import RuntimeStatusClient
-        from .runtime.version_tracker import VersionTracker
 
         if self.config.trainer.device == "cpu":
-            from .backends.cpu import check_platform
+            from .backends.cpu.plugin import check_platform
 
             check_platform()
-        self.version_tracker = VersionTracker(self.model_id, incarnation)
+        self.version_tracker = VersionTracker(self.model_id)
         self.status_client = RuntimeStatusClient(self.model_id, gateways)
-        self.rollout_runtime = RolloutRuntime(self.model_id, self.config, gateway, run_dir / "logs")
+        self.rollout_runtime = RolloutRuntime(
+            self.model_id, self.config, policy.replica_rank_offset, gateway, run_dir / "logs"
+        )
         self.training_queue = None
         self.trainer = None
 
-    def launch(self) -> ModelBinding:
-        """Start trainer ranks and replicas side by side; return what the gateway needs to reach the model."""
+    def launch(self, incarnation: int) -> ModelBinding:
+        """Start trainer ranks and replicas side by side; return what the gateway needs to reach the model.
+
+        Args:
+            incarnation: of the versions made and served from now on; it grows at every restore of this model.
+        """
+        self.incarnation = incarnation
+        self.version_tracker = VersionTracker(self.model_id, incarnation)
+        self.config.actor_rollout_ref.rollout.custom.incarnation = incarnation
 
         async def side_by_side() -> None:
             rollout = asyncio.to_thread(asyncio.run, self.rollout_runtime.start())

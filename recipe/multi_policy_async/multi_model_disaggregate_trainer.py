@@ -58,6 +58,10 @@ class MultiModelDisaggregateTrainer:
         self.metrics = metrics
         self.trained = list(job.trained)
         self._drain = asyncio.Event()
+        self.ingestor: Any = None
+        self.workflow_driver: Any = None
+        self.gateways: list[Any] = []
+        self.runtimes: dict[str, Any] = {}
 
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
@@ -66,16 +70,22 @@ class MultiModelDisaggregateTrainer:
         self.runtimes = {
             model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways) for model_id in self.job.models
         }
-        self.workflow_driver = create_workflow_driver(self.job, self.ingestor)
-        gateway_urls = await asyncio.gather(*(gateway.start.remote() for gateway in self.gateways))
-        await asyncio.gather(
-            self.workflow_driver.connect.remote(gateway_urls), *(self._open_model(model_id) for model_id in self.job.models)
-        )
+        await asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
+
+    async def _start_serving(self) -> None:
+        urls = await asyncio.gather(*(_named(g.start.remote(), "gateway") for g in self.gateways))
+        key = await self.gateways[0].get_control_key.remote()
+        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, urls[0], key)
+        await _named(self.workflow_driver.stats.remote(), "workflow driver")
+        self.metrics.note(f"gateway listens on {urls[0]}")
 
     async def _open_model(self, model_id: str) -> None:
         policy, runtime = self.job.models[model_id], self.runtimes[model_id]
-        await self.ingestor.register_policy.remote(model_id, policy.queue, trained=policy.train)
-        binding: ModelBinding = await _named(runtime.launch.remote(), f"{model_id}: launch")
+        agents = list(self.job.agent_model_mapping.values()).count(model_id)
+        incarnation = await self.ingestor.register_policy.remote(
+            model_id, policy.queue, trained=policy.train, groups_per_task=float(agents)
+        )
+        binding: ModelBinding = await _named(runtime.launch.remote(incarnation), f"{model_id}: launch")
         await asyncio.gather(*(gateway.bind.remote(binding) for gateway in self.gateways))
         await _named(runtime.publish.remote(), f"{model_id}: first weight sync")
         self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
@@ -86,28 +96,31 @@ class MultiModelDisaggregateTrainer:
         Raises:
             JobFailedError: a part died.
         """
-        async with asyncio.TaskGroup() as group:
-            background = [
-                group.create_task(self._workflows()),
-                group.create_task(self._pipeline_lines()),
-                *(group.create_task(self._step_lines(model_id)) for model_id in self.trained),
-                *(group.create_task(_named(part.wait_closed.remote(), name)) for name, part in self._servers()),
-            ]
-            training = [
-                group.create_task(_named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer"))
-                for model_id in self.trained
-            ]
-            outcomes = {outcome.model_id: outcome for outcome in await asyncio.gather(*training)}
-            await self.workflow_driver.stop.remote()
-            await self._report_all()
-            for task in background:
-                task.cancel()
-        return outcomes
+        try:
+            async with asyncio.TaskGroup() as group:
+                return await self._supervise(group)
+        except ExceptionGroup as failures:
+            raise _first(failures) from failures
+
+    async def _supervise(self, group: asyncio.TaskGroup) -> dict[str, TrainingOutcome]:
+        background = [
+            group.create_task(self._workflows()),
+            group.create_task(self._pipeline_lines()),
+            *(group.create_task(self._step_lines(model_id)) for model_id in self.trained),
+            *(group.create_task(_named(part.wait_closed.remote(), name)) for name, part in self._servers()),
+        ]
+        training = [_named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
+        outcomes = await asyncio.gather(*(group.create_task(each) for each in training))
+        await self.workflow_driver.stop.remote()
+        await self._report_all()
+        for task in background:
+            task.cancel()
+        return {outcome.model_id: outcome for outcome in outcomes}
 
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
         parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
-        parts += [part.stop.remote() for _, part in self._servers()]
+        parts += [gateway.stop.remote() for gateway in self.gateways] + ([self.ingestor.close.remote()] if self.ingestor else [])
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), timeout=10)
 
@@ -141,7 +154,7 @@ class MultiModelDisaggregateTrainer:
         reports = await self.runtimes[model_id].next_reports.remote(timeout_s)
         for report in reports:
             if isinstance(report, StepReport):
-                counts = (await self.ingestor.stats.remote())[model_id]
+                counts = (await self.ingestor.stats.remote())["models"][model_id]
                 self.metrics.step(report, counts)
 
     async def _report_all(self) -> None:
@@ -155,7 +168,7 @@ class MultiModelDisaggregateTrainer:
                 self.workflow_driver.stats.remote(), self.ingestor.stats.remote(), self.gateways[0].stats.remote()
             )
             self.metrics.pipeline(
-                workflows, {m: {"queued": queues[m]["queued"], **models["models"][m]} for m in self.job.models}
+                workflows, {m: {**queues["models"][m], **models["models"][m]} for m in self.job.models}
             )
 
 
@@ -191,10 +204,10 @@ async def _run(job: JobSpec, metrics: JobMetrics) -> int:
         await trainer.init()
         interrupts.can_drain = True
         outcomes = await trainer.fit()
-    except* JobFailedError as failures:
-        metrics.note(f"FAILED: {_first(failures)}")
+    except JobFailedError as failure:
+        metrics.note(f"FAILED: {failure}")
         return 1
-    except* asyncio.CancelledError:
+    except asyncio.CancelledError:
         metrics.note("ended by signal")
         return EXIT_INTERRUPTED
     finally:

@@ -22,7 +22,7 @@ import ray
 from .resources import Node, local_ray_resources
 from .schema import JobSpec
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the address that other hosts see
 
 
 def environment(job: JobSpec) -> dict[str, str]:

@@ -30,14 +30,17 @@ from .verl_adapter import FullyAsyncLLMServerClient, LLMServerManager
 class PolicyServerManager(LLMServerManager):
     """verl's ``LLMServerManager`` without the load-balancer actor where the router process does its work.
 
-    The actor imports all of verl; one per model would cost seconds and half a gigabyte for nothing.
+    The actor imports all of verl; one per model would cost seconds and half a gigabyte for nothing. Each model has its own
+    range of replica ranks: verl names placement groups, server actors and sockets by the rank alone (C2, C3, C7, C8).
     """
 
-    def __init__(self, config: DictConfig, *, with_load_balancer: bool, replica_class: type | None = None):
+    def __init__(
+        self, config: DictConfig, *, start_rank: int, with_load_balancer: bool, replica_class: type | None = None
+    ):
         if replica_class is not None:
             self.rollout_replica_class = replica_class
         self._with_load_balancer = with_load_balancer
-        super().__init__(config=config)
+        super().__init__(config=config, start_rank=start_rank)
 
     async def _init_global_load_balancer(self) -> None:
         if self._with_load_balancer:
@@ -52,9 +55,9 @@ def replica_class_for(config: DictConfig) -> type | None:
 
         return HFReplica
     if name == "sglang":
-        from ..backends.sglang.replica import namespaced_replica_class
+        from ..backends.sglang.replica import versioned_replica_class
 
-        return namespaced_replica_class()
+        return versioned_replica_class()
     return None
 
 
@@ -64,12 +67,14 @@ class RolloutRuntime:
     Args:
         model_id: the model.
         config: its full verl config.
+        start_rank: rank of its first replica.
         gateway: which upstream the gateway uses, and the router's settings.
         log_dir: where the router logs.
     """
 
-    def __init__(self, model_id: str, config: DictConfig, gateway: GatewaySpec, log_dir: Path):
+    def __init__(self, model_id: str, config: DictConfig, start_rank: int, gateway: GatewaySpec, log_dir: Path):
         self.model_id = model_id
+        self._start_rank = start_rank
         self._config = config
         self._gateway = gateway
         self._log_dir = log_dir
@@ -80,18 +85,28 @@ class RolloutRuntime:
         """Launch the replicas, then the router over them."""
         self._servers = await PolicyServerManager.create(
             self._config,
+            start_rank=self._start_rank,
             with_load_balancer=self._gateway.upstream == "verl_client",
             replica_class=replica_class_for(self._config),
         )
 
     async def start_router(self) -> None:
-        """Start the router process and wait until it answers for all replicas."""
+        """Start the router process and wait until it answers for all replicas.
+
+        Linux ends the router when the thread that started it ends, so this runs in a thread of the actor.
+        """
         if self._gateway.upstream != "sglang_router":
             return
         self._router = RouterProcess(
-            self.model_id, self.server_urls, self._gateway.router, self._log_dir / f"router-{self.model_id}.log"
+            self.model_id,
+            self.server_urls,
+            self._gateway.router,
+            self._log_dir / f"router-{self.model_id}.log",
+            policy=self._gateway.router_policy,
+            host=self._gateway.host,
         )
-        await asyncio.to_thread(self._router.start)
+        self._router.start()
+        await self._router.wait_ready()
 
     async def open_untrained(self, version: Version) -> None:
         """Let replicas of a model without a trainer serve the weights that they loaded at start."""
