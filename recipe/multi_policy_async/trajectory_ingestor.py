@@ -341,10 +341,6 @@ class TrajectoryIngestor:
             "endings": dict(self._endings),
         }
 
-    async def wait_closed(self) -> None:
-        """Returns when the ingestor was closed: a call that fails earlier tells that its process died."""
-        await self._closed.wait()
-
     async def close(self) -> None:
         """Close the ledger; what waits in it is taken up by the next start."""
         if self._closed.is_set():
@@ -470,10 +466,3 @@ class TrajectoryIngestor:
             known = ", ".join(sorted(self._queues)) or "none"
             raise ValueError(f"policy {model_id!r} is not registered; registered: {known}")
         return self._queues[model_id]
-
-
-def as_actor(**options: Any) -> Any:
-    """``TrajectoryIngestor`` as a Ray actor class; ``options`` name it within its job (``name``, ``namespace``)."""
-    import ray
-
-    return ray.remote(num_cpus=0, max_concurrency=1000)(TrajectoryIngestor).options(**options)

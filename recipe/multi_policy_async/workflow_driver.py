@@ -55,13 +55,13 @@ class DriverError(RuntimeError):
 
 
 class WorkflowDriver:
-    """Plain class; ``as_actor`` makes it a Ray actor.
+    """Plain class with async methods: an actor, or an object in a test.
 
     Args:
         spec: which workflow, how many, deadlines.
         workflow: the user's workflow.
         tasks: the dataset.
-        gateways: control clients; workflows are dealt over them.
+        gateway: control client.
         ingestor: the trajectory ingestor or its actor handle.
         run_dir: where episodes are written; ``None``: nowhere.
         shuffle: shuffle tasks within each epoch.
@@ -76,7 +76,7 @@ class WorkflowDriver:
         spec: WorkflowSpec,
         workflow: Workflow,
         tasks: TaskSource,
-        gateways: Sequence[GatewayControl],
+        gateway: GatewayControl,
         ingestor: Any,
         *,
         run_dir: Path | None = None,
@@ -89,7 +89,7 @@ class WorkflowDriver:
         self._spec = spec
         self._workflow = workflow
         self._tasks = tasks
-        self._gateways = gateways
+        self._gateway = gateway
         self._ingestor = ingestor
         self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
         self._poll_s = poll_s
@@ -122,7 +122,7 @@ class WorkflowDriver:
             # No proxies from the environment: the gateway is on this host or in this cluster.
             async with httpx.AsyncClient(limits=limits, event_hooks=hooks, trust_env=False) as http:
                 runner = EpisodeRunner(
-                    self._workflow, self._spec, self._gateways, self._ingestor, http, self._transcripts
+                    self._workflow, self._spec, self._gateway, self._ingestor, http, self._transcripts
                 )
                 try:
                     await self._produce(runner)
@@ -267,12 +267,3 @@ class WorkflowDriver:
 
 def _mean(values: Collection[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def as_actor(**options: Any) -> Any:
-    """The driver as a Ray actor class (workflows/driver_actor.py); ``options`` name it within its job."""
-    import ray
-
-    from .workflows.driver_actor import WorkflowDriverActor
-
-    return ray.remote(num_cpus=0, max_concurrency=100)(WorkflowDriverActor).options(**options)

@@ -108,7 +108,7 @@ class Job:
             workflow_spec(**changes),
             workflow,
             Tasks(tasks),
-            [self.gateway],
+            self.gateway,
             self.reach_ingestor,
             run_dir=path,
             shuffle=True,

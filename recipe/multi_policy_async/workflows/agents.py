@@ -18,6 +18,8 @@ from typing import Any
 
 import httpx
 
+from ..gateway.client import AgentEndpoints
+
 
 class Agent:
     """One agent of one workflow.
@@ -26,17 +28,16 @@ class Agent:
     for workflows that call the model themselves.
 
     Args:
-        agent_id: its name in the workflow.
-        minted: the gateway's answer for it: ``openai_base_url``, ``anthropic_base_url``, ``model_id``.
+        endpoints: the URLs that the gateway minted for it.
         http: shared connection pool.
         timeout_s: longest call.
     """
 
-    def __init__(self, agent_id: str, minted: Mapping[str, str], http: httpx.AsyncClient, timeout_s: float):
-        self.agent_id = agent_id
-        self.base_url = minted["openai_base_url"]
-        self.anthropic_base_url = minted["anthropic_base_url"]
-        self.model = minted["model_id"]
+    def __init__(self, endpoints: AgentEndpoints, http: httpx.AsyncClient, timeout_s: float):
+        self.agent_id = endpoints.agent_id
+        self.base_url = endpoints.openai_base_url
+        self.anthropic_base_url = endpoints.anthropic_base_url
+        self.model = endpoints.model_id
         self._http = http
         self._timeout_s = timeout_s
         self._client: Any = None
@@ -65,8 +66,8 @@ class Agent:
 class Agents(Mapping[str, Agent]):
     """Agents by id; an unknown one is an error that names the known ones."""
 
-    def __init__(self, minted: Mapping[str, Mapping[str, str]], http: httpx.AsyncClient, timeout_s: float):
-        self._agents = {agent_id: Agent(agent_id, urls, http, timeout_s) for agent_id, urls in minted.items()}
+    def __init__(self, endpoints: Mapping[str, AgentEndpoints], http: httpx.AsyncClient, timeout_s: float):
+        self._agents = {agent_id: Agent(urls, http, timeout_s) for agent_id, urls in endpoints.items()}
 
     def __getitem__(self, agent_id: str) -> Agent:
         if agent_id not in self._agents:

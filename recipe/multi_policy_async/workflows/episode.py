@@ -19,18 +19,20 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 
+from ..gateway.client import AgentEndpoints
 from ..ingest.handle import call
 from ..ingest.ledger import TERMINAL
 from ..trajectory import WorkflowId, WorkflowRecord
 from .agents import Agents
 from .base import Outcome, Task, Workflow, as_outcome
-from .failures import InfrastructureError, describe, is_infrastructure, is_refusal
+from .failures import InfrastructureError, describe, is_infrastructure, is_refusal, status_code
 from .spec import WorkflowSpec
 from .transcript import Transcripts
 
@@ -43,20 +45,19 @@ _CANCEL_GRACE_S = 5.0  # for a workflow that passed its deadline to let go
 class GatewayControl(Protocol):
     """What an episode needs of ``gateway.client.GatewayControlClient``."""
 
-    base_url: str
-
-    async def create_workflow(self, workflow_id: str, purpose: str) -> Mapping[str, Any]: ...
+    async def create_workflow(self, workflow_id: str, *, purpose: str) -> Mapping[str, AgentEndpoints]: ...
 
     async def finalize(
         self,
         workflow_id: str,
+        *,
         status: str,
         rewards: float | Mapping[str, float] | None,
         score: float | None,
         error: str | None,
     ) -> Mapping[str, Any]: ...
 
-    async def abort(self, workflow_id: str) -> Any: ...
+    async def abort(self, workflow_id: str, *, error: str | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class EpisodeRunner:
     Args:
         workflow: the user's workflow, shared by all episodes.
         spec: deadlines and attempts.
-        gateways: control clients; a workflow stays with one.
+        gateway: control client.
         ingestor: the trajectory ingestor or its actor handle.
         http: connection pool of the agents' clients.
         transcripts: the episodes to write down.
@@ -86,15 +87,14 @@ class EpisodeRunner:
         self,
         workflow: Workflow,
         spec: WorkflowSpec,
-        gateways: Sequence[GatewayControl],
+        gateway: GatewayControl,
         ingestor: Any,
         http: httpx.AsyncClient,
         transcripts: Transcripts,
     ):
         self._workflow = workflow
         self._spec = spec
-        self._gateways = gateways
-        self._gateway_urls = [gateway.base_url for gateway in gateways]
+        self._gateway = gateway
         self._ingestor = ingestor
         self._http = http
         self._transcripts = transcripts
@@ -147,12 +147,11 @@ class EpisodeRunner:
         return Ended("aborted", error=error, attempts=attempts, seconds=seconds)
 
     async def _attempt(self, workflow_id: WorkflowId, task: Task, retry: int, started: float) -> Ended:
-        name = str(workflow_id)
-        session = await self._control("create_workflow", workflow_id, "train")
-        token = session["token"]
+        endpoints = await self._control("create_workflow", workflow_id, purpose="train")
+        token = urlsplit(next(iter(endpoints.values())).openai_base_url).path.split("/")[2]
         watched = self._transcripts.watch(token)
         try:
-            outcome, error = await self._play(session, task)
+            outcome, error = await self._play(endpoints, task)
             status = "failed" if outcome is None else "ok"
             answer, status, error = await self._finalize(workflow_id, status, outcome, error)
         except BaseException:
@@ -165,7 +164,7 @@ class EpisodeRunner:
                 token,
                 task,
                 {
-                    "workflow_id": name,
+                    "workflow_id": str(workflow_id),
                     "status": ended.status,
                     "score": score,
                     "rewards": None if outcome is None else outcome.rewards,
@@ -177,9 +176,9 @@ class EpisodeRunner:
             )
         return ended
 
-    async def _play(self, session: Mapping[str, Any], task: Task) -> tuple[Outcome | None, str | None]:
+    async def _play(self, endpoints: Mapping[str, AgentEndpoints], task: Task) -> tuple[Outcome | None, str | None]:
         """The user's code up to its deadline: an outcome, or what went wrong in it."""
-        agents = Agents(session["agents"], self._http, self._spec.timeout_s)
+        agents = Agents(endpoints, self._http, self._spec.timeout_s)
         playing = asyncio.ensure_future(self._run_user_code(task, agents))
         try:
             done, _ = await asyncio.wait({playing}, timeout=self._spec.timeout_s)
@@ -191,7 +190,7 @@ class EpisodeRunner:
                 await asyncio.wait({playing}, timeout=_CANCEL_GRACE_S)
         failure = asyncio.CancelledError("cancelled itself") if playing.cancelled() else playing.exception()
         if failure is not None:
-            if is_infrastructure(failure, self._gateway_urls):
+            if is_infrastructure(failure, _origin(endpoints)):
                 raise InfrastructureError(describe(failure)) from failure
             logger.info("workflow of task %d failed", task.index, exc_info=failure)
             return None, describe(failure)
@@ -211,33 +210,36 @@ class EpisodeRunner:
     ) -> tuple[Mapping[str, Any], str, str | None]:
         rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
         try:
-            return await self._control("finalize", workflow_id, status, rewards, score, error), status, error
+            answer = await self._control(
+                "finalize", workflow_id, status=status, rewards=rewards, score=score, error=error
+            )
+            return answer, status, error
         except Exception as refusal:
-            if status == "failed" or not is_refusal(refusal):
+            if status == "failed" or status_code(refusal) != 400:
                 raise
             # Rewards that the gateway refuses are a fault of the workflow.
             error = describe(refusal)
             logger.warning("workflow %s: its result was refused: %s", workflow_id, error)
-        return await self._control("finalize", workflow_id, "failed", None, None, error), "failed", error
+        answer = await self._control("finalize", workflow_id, status="failed", rewards=None, score=None, error=error)
+        return answer, "failed", error
 
-    def _gateway(self, workflow_id: WorkflowId) -> GatewayControl:
-        return self._gateways[(workflow_id.task + workflow_id.sample) % len(self._gateways)]
-
-    async def _control(self, method: str, workflow_id: WorkflowId, *args: Any) -> Any:
+    async def _control(self, method: str, workflow_id: WorkflowId, **settings: Any) -> Any:
         """A control call, repeated while the gateway is not there.
 
         Raises:
-            InfrastructureError: it stays away.
+            InfrastructureError: it stays away, or it does not know the workflow any more.
             Exception: it refuses (4xx).
         """
         for repeat in range(_CONTROL_TRIES):
             try:
-                return await getattr(self._gateway(workflow_id), method)(str(workflow_id), *args)
+                return await getattr(self._gateway, method)(str(workflow_id), **settings)
             except Exception as error:
-                if is_refusal(error):
+                if is_refusal(error) and status_code(error) != 404:
                     raise
                 failure = error
                 logger.info("%s of %s did not succeed: %s", method, workflow_id, describe(error))
+            if status_code(failure) == 404:
+                break
             if repeat + 1 < _CONTROL_TRIES:
                 await asyncio.sleep(min(1.0, self._spec.retry_wait_s) * 2**repeat)
         raise InfrastructureError(f"gateway, {method}: {describe(failure)}") from failure
@@ -245,6 +247,12 @@ class EpisodeRunner:
     async def _give_up(self, workflow_id: WorkflowId) -> None:
         """Release the session of an attempt that has ended for us; the gateway may be gone, so its answer is moot."""
         try:
-            await asyncio.wait_for(self._gateway(workflow_id).abort(str(workflow_id)), timeout=_CANCEL_GRACE_S)
+            await asyncio.wait_for(self._gateway.abort(str(workflow_id)), timeout=_CANCEL_GRACE_S)
         except Exception as error:
             logger.info("abort of %s at the gateway: %s", workflow_id, describe(error))
+
+
+def _origin(endpoints: Mapping[str, AgentEndpoints]) -> str:
+    """Scheme and address of the gateway, as in the URLs it minted."""
+    parts = urlsplit(next(iter(endpoints.values())).openai_base_url)
+    return f"{parts.scheme}://{parts.netloc}/"

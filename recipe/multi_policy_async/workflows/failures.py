@@ -13,17 +13,20 @@
 # limitations under the License.
 """Whose fault was it? A dead gateway or policy is tried again, a workflow's own error is not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 
 class InfrastructureError(RuntimeError):
     """The gateway or a policy was not there; the attempt says nothing about the agents."""
 
 
+_TRY_AGAIN = (408, 429)  # 429: the gateway's answer while a policy is not ready
+
+
 def status_code(error: BaseException) -> int | None:
-    """HTTP status of a client's error (openai, anthropic and httpx all tell it), or ``None``."""
-    for holder in (error, getattr(error, "response", None)):
-        code = getattr(holder, "status_code", None)
+    """HTTP status of a client's error (openai, anthropic, httpx and the control client tell it), or ``None``."""
+    for holder, name in ((error, "status_code"), (error, "status"), (getattr(error, "response", None), "status_code")):
+        code = getattr(holder, name, None)
         if isinstance(code, int):
             return code
     return None
@@ -32,19 +35,19 @@ def status_code(error: BaseException) -> int | None:
 def is_refusal(error: BaseException) -> bool:
     """Whether a control call was answered with 4xx: trying it again would not help."""
     code = status_code(error)
-    return code is not None and 400 <= code < 500 and code not in (408, 429)
+    return code is not None and 400 <= code < 500 and code not in _TRY_AGAIN
 
 
-def is_infrastructure(error: BaseException, gateway_urls: Sequence[str]) -> bool:
-    """Whether ``error``, or one it came from, is a call to the gateway that broke or got 5xx.
+def is_infrastructure(error: BaseException, gateway_url: str) -> bool:
+    """Whether ``error``, or one it came from, is a call to the gateway that broke, or that it could not serve.
 
     Failures of other services (a tool, a judge) are the workflow's own.
     """
-    return any(
-        url is not None and url.startswith(tuple(gateway_urls)) and (status_code(each) or 599) >= 500
-        for each in _chain(error)
-        for url in [_url(each)]
-    )
+    for each in _chain(error):
+        url, code = _url(each), status_code(each)
+        if url is not None and url.startswith(gateway_url) and (code is None or code >= 500 or code in _TRY_AGAIN):
+            return True
+    return False
 
 
 def describe(error: BaseException) -> str:

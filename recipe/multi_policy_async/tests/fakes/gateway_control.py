@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from recipe.multi_policy_async.gateway.client import AgentEndpoints
 from recipe.multi_policy_async.tests.fakes.workflow_records import record, trajectory
 from recipe.multi_policy_async.trajectory import WorkflowRecord
 
@@ -43,8 +44,6 @@ class FakeGatewayControl:
         version: version number that sampled the rows.
     """
 
-    base_url = URL
-
     def __init__(
         self,
         sink: Callable[[WorkflowRecord], Awaitable[dict[str, int]]],
@@ -64,19 +63,18 @@ class FakeGatewayControl:
         if self.errors.get(method):
             raise self.errors[method].pop(0)
 
-    async def create_workflow(self, workflow_id: str, purpose: str) -> Mapping[str, Any]:
+    async def create_workflow(self, workflow_id: str, *, purpose: str) -> Mapping[str, AgentEndpoints]:
         await asyncio.sleep(0)
         self._maybe_fail("create_workflow")
         self.created.append(workflow_id)
         url = f"{URL}/w/{workflow_id}/agents"
-        agents = {
-            agent: {"openai_base_url": f"{url}/{agent}/v1", "anthropic_base_url": f"{url}/{agent}", "model_id": model}
+        return {
+            agent: AgentEndpoints(agent, model, f"{url}/{agent}/v1", f"{url}/{agent}")
             for agent, model in self._models.items()
         }
-        return {"workflow_id": workflow_id, "token": workflow_id, "agents": agents}
 
     async def finalize(
-        self, workflow_id: str, status: str, rewards: Any, score: float | None, error: str | None
+        self, workflow_id: str, *, status: str, rewards: Any, score: float | None, error: str | None
     ) -> Mapping[str, Any]:
         await asyncio.sleep(0)
         self._maybe_fail("finalize")
@@ -97,7 +95,7 @@ class FakeGatewayControl:
             for agent, model in self._models.items()
         ]
 
-    async def abort(self, workflow_id: str) -> None:
+    async def abort(self, workflow_id: str, *, error: str | None = None) -> None:
         await asyncio.sleep(0)
         self._maybe_fail("abort")
         self.aborted.append(workflow_id)
