@@ -61,7 +61,7 @@ class ChainSum:
         return " ".join(words)
 
     def misread(self, rng: random.Random) -> "ChainSum":
-        """One operand or one operator read wrongly."""
+        """One operator or the last digit of one operand read wrongly."""
         if rng.random() < 0.5:
             place = rng.randrange(len(self.operators))
             operators = list(self.operators)
@@ -69,7 +69,8 @@ class ChainSum:
             return ChainSum(self.terms, tuple(operators))
         place = rng.randrange(len(self.terms))
         terms = list(self.terms)
-        terms[place] = (terms[place] + rng.randint(1, 9)) % 10
+        sign, size = (-1 if terms[place] < 0 else 1), abs(terms[place])
+        terms[place] = sign * (size - size % 10 + (size + rng.randint(1, 9)) % 10)
         return ChainSum(tuple(terms), self.operators)
 
 
