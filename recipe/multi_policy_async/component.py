@@ -29,3 +29,5 @@ def enter_component(name: str, run_dir: Path) -> None:
     os.close(file)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    for chatty in ("httpx", "httpcore", "openai"):  # a line per request
+        logging.getLogger(chatty).setLevel(logging.WARNING)

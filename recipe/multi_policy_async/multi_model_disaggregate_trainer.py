@@ -154,7 +154,7 @@ class MultiModelDisaggregateTrainer:
         reports = await self.runtimes[model_id].next_reports.remote(timeout_s)
         for report in reports:
             if isinstance(report, StepReport):
-                counts = (await self.ingestor.stats.remote())["models"][model_id]
+                counts = (await self.ingestor.stats.remote())[model_id]
                 self.metrics.step(report, counts)
 
     async def _report_all(self) -> None:
@@ -168,7 +168,7 @@ class MultiModelDisaggregateTrainer:
                 self.workflow_driver.stats.remote(), self.ingestor.stats.remote(), self.gateways[0].stats.remote()
             )
             self.metrics.pipeline(
-                workflows, {m: {**queues["models"][m], **models["models"][m]} for m in self.job.models}
+                workflows, {m: queues[m] | models["models"][m] for m in self.job.models}
             )
 
 

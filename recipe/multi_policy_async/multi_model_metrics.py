@@ -69,7 +69,7 @@ class JobMetrics:
         reasons = " ".join(f"{reason}:{n}" for reason, n in sorted(dropped.items()) if n)
         self._print(
             f"{report.model_id:<{self._width}}  version {report.version:>4}  reward {report.reward:6.3f}  "
-            f"stale {report.staleness_mean:4.1f}/{report.staleness_max:<2}  queue {counts['queued']:>4}  "
+            f"stale {report.staleness_mean:4.1f}/{report.staleness_max:<2}  queue {counts['queue_groups']:>3}  "
             f"trained {counts['trained']:>6}  dropped {sum(dropped.values()):>4}"
             f"{' (' + reasons + ')' if reasons else ''}  {report.step_seconds:6.2f} s"
         )
@@ -78,7 +78,7 @@ class JobMetrics:
     def pipeline(self, workflows: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> None:
         """Print and record the state of the whole pipeline."""
         parts = [
-            f"{model_id}: {m['in_flight']} in flight, {m['queued']} queued, {m['state']}" for model_id, m in models.items()
+            f"{model_id}: {m['running']} in flight, {m['queue_groups']} groups queued, {m['state']}" for model_id, m in models.items()
         ]
         score = workflows.get("score_mean")
         self._print(
