@@ -138,9 +138,7 @@ class GenerationEndpoint(AgentEndpoint):
         await watcher.wait(start())
         return started[0]
 
-    async def _read(
-        self, session: WorkflowSession, exchange: Exchange, watcher: LeaveWatcher, send: Send
-    ) -> None:
+    async def _read(self, session: WorkflowSession, exchange: Exchange, watcher: LeaveWatcher, send: Send) -> None:
         delivered = False
         session.reader_came(exchange)
         try:
@@ -190,4 +188,3 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
         for path, endpoint, method in endpoints
         for prefix in ("/w/{token}/agents/{agent_id}", "")
     ]
-

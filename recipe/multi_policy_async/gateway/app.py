@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .agent_routes import agent_routes
 from .control_routes import control_router, health_router, key_checker
-from .errors import BadRequest, BodyTooLarge, GatewayError, NotFound
-from .http_io import json_response, send_json
+from .errors import BadRequest, GatewayError, NotFound
+from .http_io import ClientLeft, json_response, read_body, send_json
 from .service import GatewayService
 
 
@@ -47,22 +47,20 @@ class ControlGuard:
         if scope["type"] != "http" or not scope["path"].startswith("/control/"):
             await self._app(scope, receive, send)
             return
-        size = 0
-
-        async def bounded_receive() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._max_body_bytes:
-                raise BodyTooLarge(f"the request body is larger than {self._max_body_bytes} bytes")
-            return message
-
         try:
             self._check_key(scope)
+            body = await read_body(scope, receive, self._max_body_bytes)
         except GatewayError as error:
             await send_json(send, error.status, error.openai_body(), error.headers())
             return
-        await self._app(scope, bounded_receive, send)
+        except ClientLeft:
+            return
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self._app(scope, replay, send)
 
 
 def create_app(service: GatewayService, control_key: str) -> FastAPI:

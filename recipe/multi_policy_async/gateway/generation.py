@@ -53,6 +53,12 @@ class ServedModel:
         self._metrics = metrics
         self._aborts: set[asyncio.Task[None]] = set()
 
+    async def rebind(self, binding: ModelBinding, tokenizer: PolicyTokenizer, upstream: Upstream) -> None:
+        """Serve from other servers from now on; attempts at the former ones lose their connection and start again."""
+        former = self.upstream
+        self.binding, self.tokenizer, self.upstream = binding, tokenizer, upstream
+        await former.close()
+
     async def run(self, call: Call) -> None:
         """Sample one call to its end; tokens go into the call as they come.
 
@@ -68,7 +74,9 @@ class ServedModel:
             try:
                 finish = await self._sample(call, attempt)
             except UpstreamRefused as error:
-                raise BadRequest(f"the servers of model {self.binding.model_id} refuse this request: {error}") from error
+                raise BadRequest(
+                    f"the servers of model {self.binding.model_id} refuse this request: {error}"
+                ) from error
             except (UpstreamError, _OtherIncarnation) as error:
                 # The old attempt is ended before the next one starts, or two of them could sample at once.
                 await self.upstream.abort(attempt.rid)

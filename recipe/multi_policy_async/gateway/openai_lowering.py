@@ -99,9 +99,7 @@ def _sampling(body: dict[str, Any]) -> dict[str, Any]:
         "presence_penalty": (-2.0, 2.0),
     }
     asked: dict[str, Any] = {
-        name: number(body[name], name, low, high)
-        for name, (low, high) in bounds.items()
-        if body.get(name) is not None
+        name: number(body[name], name, low, high) for name, (low, high) in bounds.items() if body.get(name) is not None
     }
     if asked.get("top_p") == 0.0 or asked.get("repetition_penalty") == 0.0:
         name = "top_p" if asked.get("top_p") == 0.0 else "repetition_penalty"

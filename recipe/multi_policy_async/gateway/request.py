@@ -16,7 +16,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-Message = dict[str, Any]  # role, content (str), tool_calls [{id, type, function: {name, arguments}}], tool_call_id, name
+Message = dict[
+    str, Any
+]  # role, content (str), tool_calls [{id, type, function: {name, arguments}}], tool_call_id, name
 
 
 @dataclass(slots=True)

@@ -84,10 +84,11 @@ class GatewayService:
         self.registry.bind(binding)
         gate = self.gates[binding.model_id]
         upstream = self._make_upstream(self.spec, binding)
-        self._models[binding.model_id] = ServedModel(binding, tokenizer, gate, upstream, self.spec, self.metrics)
+        if former is None:
+            self._models[binding.model_id] = ServedModel(binding, tokenizer, gate, upstream, self.spec, self.metrics)
+        else:
+            await former.rebind(binding, tokenizer, upstream)
         gate.set_state(self.registry.status(binding.model_id).state)
-        if former is not None:
-            await former.close()
 
     def set_status(self, model_id: str, status: ModelStatus) -> None:
         """Open or close a model's gate. A status may come before the binding; the gate opens with both.

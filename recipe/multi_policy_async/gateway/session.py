@@ -46,9 +46,7 @@ class SessionState(str, Enum):
 class WorkflowSession:
     """All calls of one workflow, for all its agents and models."""
 
-    def __init__(
-        self, workflow_id: str, token: str, purpose: str, spec: GatewaySpec, metrics: GatewayMetrics
-    ) -> None:
+    def __init__(self, workflow_id: str, token: str, purpose: str, spec: GatewaySpec, metrics: GatewayMetrics) -> None:
         self.workflow_id = workflow_id
         self.token = token
         self.purpose = purpose
@@ -112,7 +110,10 @@ class WorkflowSession:
         except GatewayError as caught:
             error = caught
         except asyncio.CancelledError:
-            error = CallLost("the call was abandoned")
+            over = self.state != SessionState.OPEN
+            error = (
+                WorkflowClosed(f"workflow {self.workflow_id} is over") if over else CallLost("the call was abandoned")
+            )
         except Exception as caught:
             # A bug of ours: it must reach the log and the client, and must not take the session down.
             logger.exception("call %s failed", exchange.exchange_id)
@@ -237,8 +238,7 @@ class WorkflowSession:
     def status(self) -> dict[str, object]:
         """For the control API."""
         counts = Counter(
-            call.state.value if call.reason is None else f"{call.state.value}({call.reason})"
-            for call in self.calls
+            call.state.value if call.reason is None else f"{call.state.value}({call.reason})" for call in self.calls
         )
         return {
             "workflow_id": self.workflow_id,

@@ -57,7 +57,14 @@ class FakeEngine:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort_request)
-        for path in ("/health", "/model_info", "/get_model_info", "/get_server_info", "/health_generate"):
+        for path in (
+            "/health",
+            "/model_info",
+            "/get_model_info",
+            "/server_info",
+            "/get_server_info",
+            "/health_generate",
+        ):
             app.router.add_get(path, self._info)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
         await self._runner.setup()

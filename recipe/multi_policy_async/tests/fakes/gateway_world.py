@@ -19,15 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from openai import AsyncOpenAI
 
 from ...gateway.client import GatewayControlClient
 from ...gateway.spec import GatewaySpec
+from ...gateway.tokenizer import PolicyTokenizer
 from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus
 from ...multi_model_gateway_router import MultiModelGatewayRouter
 from ...trajectory import Trajectory, Version, WorkflowRecord
-from .fake_engine import FakeEngine
+from .fake_engine import FakeEngine, Script
 
 DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "config/gateway/default.yaml").read_text())
 MAPPING = {"planner": "planner_model", "solver": "solver_model", "checker": "solver_model"}
@@ -70,7 +72,7 @@ class World:
     def gateway(self) -> Any:
         return self.router.service
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         return self.router.service.metrics.registry.get_sample_value(f"gateway_{name}", labels) or 0.0
 
     async def open(self, workflow_id: str, *, purpose: str = "train") -> dict[str, Any]:
@@ -78,7 +80,10 @@ class World:
         return await self.control.create_workflow(workflow_id, purpose=purpose)
 
     def client(self, endpoint: Any, **kwargs: Any) -> AsyncOpenAI:
-        client = AsyncOpenAI(base_url=endpoint.openai_base_url, api_key="none", **{"max_retries": 0, **kwargs})
+        # Without TLS, whose setup would take longer than the test.
+        http = httpx.AsyncClient(verify=False, timeout=30)
+        url = endpoint.openai_base_url
+        client = AsyncOpenAI(base_url=url, api_key="none", http_client=http, **{"max_retries": 0, **kwargs})
         self.clients.append(client)
         return client
 
@@ -121,9 +126,7 @@ async def gateway_world(
     """
     mapping = MAPPING if mapping is None else mapping
     sink = CollectingSink()
-    router = MultiModelGatewayRouter(
-        GatewaySpec.model_validate({**DEFAULTS, **spec}), mapping, tuple(engines), sink
-    )
+    router = MultiModelGatewayRouter(GatewaySpec.model_validate({**DEFAULTS, **spec}), mapping, tuple(engines), sink)
     base_url = await router.start()
     control = GatewayControlClient(base_url, router.control_key)
     world = World(router, control, engines, sink, base_url)
@@ -141,3 +144,29 @@ async def gateway_world(
         await router.stop()
         for engine in engines.values():
             await engine.stop()
+
+
+class Texts:
+    """Scripts of known texts in the ids of a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = PolicyTokenizer.load(str(folder))
+        self.end = self.tokenizer.end_of_turn_ids[0]
+
+    def ids(self, text: str, *, end: bool = True) -> list[int]:
+        return self.tokenizer.encode(text) + ([self.end] if end else [])
+
+    def says(self, text: str, *, end: bool = True) -> Script:
+        """The same answer to every prompt."""
+        ids = self.ids(text, end=end)
+        return lambda prompt: ids
+
+    def echoes(self) -> Script:
+        """An answer that depends on the prompt, so that a mixed-up answer is seen."""
+        return lambda prompt: self.ids(f"{sum(prompt) % 9973}:{len(prompt)}")
+
+    def prompt(self, *contents: str) -> list[int]:
+        """Ids of a conversation of user and assistant messages in turn, ready for the answer."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+        return self.tokenizer.encode(self.tokenizer.render(messages))

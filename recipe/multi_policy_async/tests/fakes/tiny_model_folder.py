@@ -45,7 +45,9 @@ def make_model_folder(folder: Path, *, template: str = CHATML, merges: tuple[tup
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<tool_call>", "</tool_call>")])
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in ("<tool_call>", "</tool_call>")]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,0 +1,95 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""verl's ``LLMServerClient`` as an upstream: Ray calls to the rollout servers, balanced by verl's load balancer.
+
+Gives the same rows as the router: ids, log-probs and a version per token. It cannot stream (a server answers when it is
+done, so a streaming client gets one delta) nor end an orphan (verl's client names requests itself): an abandoned
+attempt runs to its budget. Importing verl imports torch, which a gateway with the router upstream never does.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..trajectory import Version
+from .upstream import Attempt, TokenChunk, UpstreamError
+
+_FINISH = {"completed": "stop", "stop": "stop", "length": "length", "aborted": "abort", "abort": "abort"}
+
+
+class VerlClientUpstream:
+    """One model's servers behind verl's client.
+
+    Args:
+        client: an ``LLMServerClient`` or a subclass. Its own resume loop (``FullyAsyncLLMServerClient.generate``) is not
+            used: it reports only the oldest and newest version, and sleeps a second per abort; the gateway resumes.
+        incarnation: of the binding; verl's versions are numbers only.
+    """
+
+    def __init__(self, client: Any, incarnation: int) -> None:
+        self._client = client
+        self._incarnation = incarnation
+
+    async def generate(self, attempt: Attempt) -> AsyncIterator[TokenChunk]:
+        if attempt.top_logprobs:
+            raise UpstreamError("top_logprobs need gateway.upstream=sglang_router")
+        from ray.exceptions import RayError
+        from verl.workers.rollout.llm_server import LLMServerClient
+
+        single_attempt = LLMServerClient.generate if isinstance(self._client, LLMServerClient) else None
+        arguments = {
+            "prompt_ids": attempt.input_ids,
+            "sampling_params": {
+                **attempt.sampling_params,
+                "max_new_tokens": attempt.max_new_tokens,
+                "stop_token_ids": list(attempt.stop_token_ids),
+                "logprobs": True,
+            },
+        }
+        try:
+            if single_attempt is not None:
+                output = await single_attempt(self._client, attempt.rid, **arguments)
+            else:
+                output = await self._client.generate(attempt.rid, **arguments)
+        except (RayError, RuntimeError, ValueError) as error:
+            # RayError: a server died or raised; RuntimeError: the balancer has no server.
+            raise UpstreamError(f"{type(error).__name__}: {error}") from error
+        yield self._chunk(attempt, output)
+
+    def _chunk(self, attempt: Attempt, output: Any) -> TokenChunk:
+        ids = list(output.token_ids)
+        log_probs = list(output.log_probs or [])
+        if len(log_probs) != len(ids):
+            raise UpstreamError(f"{len(ids)} ids, {len(log_probs)} log-probs")
+        finish = _FINISH.get(output.stop_reason or "")
+        if finish is None:
+            raise UpstreamError(f"unknown stop reason {output.stop_reason!r}")
+        if finish == "stop" and len(ids) >= attempt.max_new_tokens and ids[-1] not in attempt.stop_token_ids:
+            finish = "length"  # servers that say "completed" for both
+        number = output.extra_fields.get("global_steps")
+        if ids and number is None:
+            raise UpstreamError("the server stamped no global_steps: its version is not set")
+        versions = [Version(self._incarnation, int(number))] * len(ids) if ids else []
+        return TokenChunk(
+            ids=ids,
+            log_probs=log_probs,
+            versions=versions,
+            finish=finish,
+            cached_tokens=output.extra_fields.get("num_cached_tokens") or 0,
+        )
+
+    async def abort(self, rid: str) -> None:
+        """Nothing: see the module's text."""
+
+    async def close(self) -> None:
+        """Nothing to release: the servers are the runtime's."""

@@ -1,0 +1,243 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Client faults: a provider-shaped 4xx that names what is wrong, and a session that is usable afterwards (invariant 9)."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import httpx
+import openai
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ..gateway.errors import BadRequest
+from ..gateway.openai_lowering import lower_chat
+from .fakes.fake_engine import FakeEngine
+from .fakes.gateway_world import Texts, gateway_world
+from .fakes.tiny_model_folder import make_model_folder
+
+W = "e0-t0-s0-a0"
+ASK = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def texts(folder) -> Texts:
+    return Texts(folder)
+
+
+def two_models(folder, texts, **kwargs):
+    engines = {"planner_model": FakeEngine(texts.says("plan")), "solver_model": FakeEngine(texts.says("42"))}
+    return gateway_world(folder, engines, **kwargs)
+
+
+FAULTS = {
+    "not JSON": (b"{", "JSON"),
+    "a lone surrogate": (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "JSON"),
+    "not an object": (b"[]", "object"),
+    "no messages": ({}, "messages"),
+    "empty messages": ({"messages": []}, "messages is empty"),
+    "a message that is none": ({"messages": ["hi"]}, r"messages\[0\]"),
+    "an unknown role": ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\]\.role"),
+    "content of a wrong type": ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content"),
+    "no content": ({"messages": [{"role": "user"}]}, r"messages\[0\]\.content"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        r"'image_url' is not supported",
+    ),
+    "a tool result without its call": ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+    "n of 0": ({"messages": ASK, "n": 0}, "n must be"),
+    "n too large": ({"messages": ASK, "n": 1000}, "n must be"),
+    "temperature as text": ({"messages": ASK, "temperature": "hot"}, "temperature"),
+    "max_tokens of 0": ({"messages": ASK, "max_tokens": 0}, "max_tokens"),
+    "a boolean max_tokens": ({"messages": ASK, "max_tokens": True}, "max_tokens"),
+    "an empty stop string": ({"messages": ASK, "stop": ""}, "stop"),
+    "top_logprobs alone": ({"messages": ASK, "top_logprobs": 3}, "logprobs"),
+    "json mode": ({"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
+    "the old functions": ({"messages": ASK, "functions": [{"name": "f"}]}, "use tools"),
+    "a forced tool": (
+        {"messages": ASK, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        "tool_choice",
+    ),
+    "another template": ({"messages": ASK, "chat_template_kwargs": {"chat_template": "x"}}, "must not set"),
+}
+
+
+def test_every_malformed_body_is_a_400_that_names_the_field_and_the_session_lives_on(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            url = (await world.open(W))["planner"].openai_base_url + "/chat/completions"
+            async with httpx.AsyncClient(verify=False) as http:
+                answers = {
+                    name: await http.post(url, content=body if isinstance(body, bytes) else orjson.dumps(body))
+                    for name, (body, _) in FAULTS.items()
+                }
+                good = await http.post(url, json={"messages": ASK})
+            final = await world.control.finalize(W, rewards=1.0)
+            return answers, good, final, world.engines["planner_model"].requests
+
+    answers, good, final, requests = asyncio.run(run())
+    for name, answer in answers.items():
+        error = answer.json()["error"]
+        assert answer.status_code == 400, name
+        assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error", name
+        assert answer.headers["x-should-retry"] == "false", name
+        assert re.search(FAULTS[name][1], error["message"] + str(error["param"])), (name, error)
+    assert good.status_code == 200 and len(requests) == 1
+    assert final["accepted"] == {"planner_model": 1}
+
+
+def test_a_prompt_that_does_not_fit_is_told_with_true_token_counts_and_never_sent(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            client = world.client((await world.open(W))["planner"])
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 600}])
+            return caught.value, world.engines["planner_model"].requests
+
+    error, requests = asyncio.run(run())
+    true_count = len(texts.prompt("x" * 600))
+    assert error.code == "context_length_exceeded" and requests == []
+    assert f"resulted in {true_count} tokens" in str(error) and "512 tokens" in str(error)
+
+
+def test_a_budget_that_does_not_fit_behind_the_prompt_is_refused_and_one_left_open_shrinks(folder, texts):
+    small = {"max_prompt_length": 40, "max_response_length": 30, "max_model_len": 45}
+
+    async def run():
+        async with two_models(folder, texts, bindings={"planner_model": small}) as world:
+            client = world.client((await world.open(W))["planner"])
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(model="m", messages=ASK, max_tokens=30)
+            await client.chat.completions.create(model="m", messages=ASK)
+            return caught.value, world.engines["planner_model"].requests
+
+    error, [request] = asyncio.run(run())
+    prompt = len(texts.prompt("hello"))
+    assert error.code == "context_length_exceeded" and "45 tokens" in str(error) and "30 more" in str(error)
+    assert request["sampling_params"]["max_new_tokens"] == 45 - prompt < 30
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "names"),
+    [
+        ("/w/nonsense/agents/planner/v1/chat/completions", "workflow_not_found", ""),
+        ("/w/{token}/agents/plannner/v1/chat/completions", "agent_not_found", "checker.*planner.*solver"),
+        ("/w/{token}/agents/planner/v1/embeddings", "path_not_found", ""),
+    ],
+)
+def test_unknown_workflows_agents_and_paths_are_404s_that_name_the_known_ones(folder, texts, path, code, names):
+    async def run():
+        async with two_models(folder, texts) as world:
+            token = (await world.open(W))["planner"].openai_base_url.split("/w/")[1].split("/")[0]
+            async with httpx.AsyncClient(verify=False) as http:
+                return await http.post(world.base_url + path.format(token=token), json={"messages": ASK})
+
+    answer = asyncio.run(run())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+    assert re.search(names, answer.json()["error"]["message"])
+
+
+def test_strict_model_names_refuse_another_models_name(folder, texts):
+    async def run():
+        async with two_models(folder, texts, model_names="strict") as world:
+            client = world.client((await world.open(W))["planner"])
+            good = await client.chat.completions.create(model="planner_model", messages=ASK)
+            with pytest.raises(openai.NotFoundError, match="planner_model"):
+                await client.chat.completions.create(model="solver_model", messages=ASK)
+            return good.model
+
+    assert asyncio.run(run()) == "planner_model"
+
+
+def test_bodies_beyond_the_bound_are_413_on_both_apis(folder, texts):  # invariant 10
+    async def run():
+        async with two_models(folder, texts, max_body_bytes=1000) as world:
+            url = (await world.open(W))["planner"].openai_base_url + "/chat/completions"
+            key = {"authorization": f"Bearer {world.router.control_key}"}
+            async with httpx.AsyncClient(verify=False) as http:
+                agent = await http.post(url, content=b"x" * 2000)
+                control = await http.post(f"{world.base_url}/control/v1/workflows", content=b"x" * 2000, headers=key)
+                good = await http.post(url, json={"messages": ASK})
+            return agent, control, good
+
+    agent, control, good = asyncio.run(run())
+    assert (agent.status_code, control.status_code, good.status_code) == (413, 413, 200)
+    assert agent.json()["error"]["code"] == control.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("key", [None, "Bearer wrong", "Basic abc", "Bearer ü"])
+def test_the_control_api_needs_its_key(folder, texts, key):
+    async def run():
+        async with two_models(folder, texts) as world:
+            headers = {} if key is None else {"authorization": key.encode()}
+            async with httpx.AsyncClient(verify=False, base_url=world.base_url) as http:
+                return [
+                    (await http.post("/control/v1/workflows", json={"workflow_id": W}, headers=headers)).status_code,
+                    (await http.get(f"/control/v1/workflows/{W}", headers=headers)).status_code,
+                    (await http.get("/healthz", headers=headers)).status_code,
+                ]
+
+    assert asyncio.run(run()) == [401, 401, 200]
+
+
+def test_readiness_is_told_per_model(folder, texts):
+    from ..gateway_binding_registry import ModelState
+
+    async def run():
+        async with two_models(folder, texts) as world:
+            async with httpx.AsyncClient(verify=False, base_url=world.base_url) as http:
+                before = (await http.get("/readyz")).status_code
+                await world.set_state("solver_model", ModelState.SYNCING)
+                paths = ("/readyz", "/readyz/planner_model", "/readyz/solver_model", "/readyz/other")
+                after = [(await http.get(path)).status_code for path in paths]
+                metrics = (await http.get("/metrics")).text
+            return before, after, metrics
+
+    before, after, metrics = asyncio.run(run())
+    assert (before, after) == (200, [503, 200, 503, 404])
+    assert "gateway_in_flight_at_pause" in metrics
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = (
+    "messages model n stop max_tokens max_completion_tokens temperature top_p top_k min_p seed logit_bias stream "
+    "stream_options logprobs top_logprobs tools tool_choice parallel_tool_calls response_format modalities audio "
+    "functions function_call frequency_penalty presence_penalty repetition_penalty chat_template_kwargs"
+).split()
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "x"])},
+    optional={key: JSON for key in ("content", "tool_calls", "tool_call_id", "name", "reasoning_content")},
+)
+
+
+@given(body=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), messages=st.lists(MESSAGE, max_size=3) | JSON)
+@settings(max_examples=200, deadline=None)
+def test_no_body_makes_lowering_fail_in_another_way_than_a_bad_request(body, messages):
+    try:
+        request = lower_chat({"messages": messages, **body}, max_choices=4)
+    except BadRequest:
+        return
+    assert request.messages and all(isinstance(message["content"], str) for message in request.messages)

@@ -1,0 +1,137 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Rewards onto trajectories, agents onto models, models onto bindings."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ..agent_model_route_table import AgentModelRouteTable, UnknownAgent
+from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelState, ModelStatus
+from ..rewards import resolve_rewards
+from ..trajectory import Trajectory, Version
+
+AGENTS = ("planner", "solver", "checker")
+
+
+def row(agent_id: str, index: int = 0, model_id: str = "planner_model") -> Trajectory:
+    return Trajectory(
+        trajectory_id=f"e0-t0-s0-a0/{agent_id}/{index}",
+        workflow_id="e0-t0-s0-a0",
+        agent_id=agent_id,
+        model_id=model_id,
+        request_id=f"e0-t0-s0-a0.{agent_id}.{index}",
+        turn=index,
+        prompt_ids=np.array([1], dtype=np.int32),
+        response_ids=np.array([2], dtype=np.int32),
+        response_mask=np.array([1], dtype=np.uint8),
+        log_probs=np.array([-0.5], dtype=np.float32),
+        versions=np.array([0], dtype=np.int32),
+        incarnation=0,
+        finish_reason="stop",
+    )
+
+
+def resolve(rewards, rows, **kwargs):
+    resolved = resolve_rewards("e0-t0-s0-a0", rewards, rows, agents=AGENTS, trained_models=("planner_model",), **kwargs)
+    return [r.reward for r in resolved]
+
+
+def test_a_number_goes_to_every_trajectory():
+    assert resolve(0.5, [row("planner"), row("solver"), row("solver", 1)]) == [0.5, 0.5, 0.5]
+
+
+def test_a_trajectory_id_wins_over_its_agent():
+    rows = [row("planner"), row("solver"), row("solver", 1)]
+    assert resolve({"planner": 1, "solver": 0.25, rows[2].trajectory_id: -1.0}, rows) == [1.0, 0.25, -1.0]
+
+
+def test_an_agent_that_was_not_called_may_have_a_reward():
+    assert resolve({"planner": 1.0, "checker": 0.0}, [row("planner")]) == [1.0]
+
+
+def test_a_trained_row_without_a_reward_is_a_fault_and_a_frozen_one_is_not():
+    with pytest.raises(ValueError, match=r"e0-t0-s0-a0.*planner/0.*no reward"):
+        resolve({"solver": 1.0}, [row("planner"), row("solver")])
+    assert resolve({"planner": 1.0}, [row("planner"), row("checker", model_id="frozen")]) == [1.0, None]
+
+
+def test_a_failed_workflow_needs_no_reward():
+    assert resolve(None, [row("planner")], required=False) == [None]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "1"])
+def test_a_reward_that_is_no_finite_number_names_the_workflow(bad):
+    with pytest.raises(ValueError, match="e0-t0-s0-a0"):
+        resolve({"planner": bad}, [row("planner")])
+
+
+def test_no_reward_at_all_names_the_workflow():
+    with pytest.raises(ValueError, match="e0-t0-s0-a0"):
+        resolve(None, [row("planner")])
+
+
+@pytest.mark.parametrize("name", ["plannner", "e0-t0-s0-a0/planner/7", "e0-t1-s0-a0/planner/0"])
+def test_an_unknown_name_is_told_with_the_known_ones(name):
+    with pytest.raises(ValueError, match=r"e0-t0-s0-a0.*unknown.*checker"):
+        resolve({"planner": 1.0, name: 1.0}, [row("planner")])
+
+
+def test_two_agents_may_share_a_model_and_an_unknown_agent_is_named_with_the_known_ones():
+    table = AgentModelRouteTable({"planner": "a", "solver": "b", "checker": "b"}, ["a", "b", "c"])
+    assert (table.model_id("solver"), table.model_id("checker")) == ("b", "b")
+    assert table.models == {"a", "b"}
+    with pytest.raises(UnknownAgent, match=r"'reviewer'.*checker.*planner.*solver"):
+        table.model_id("reviewer")
+
+
+def test_all_faults_of_a_mapping_are_listed_at_once():
+    with pytest.raises(ValueError) as caught:
+        AgentModelRouteTable({"a/b": "planner_model", "solver": "solver_mdoel"}, ["planner_model"])
+    assert "a/b" in str(caught.value) and "solver_mdoel" in str(caught.value)
+    with pytest.raises(ValueError, match="empty"):
+        AgentModelRouteTable({}, ["planner_model"])
+
+
+def bound(model_id: str = "a", incarnation: int = 0) -> ModelBinding:
+    return ModelBinding(
+        model_id=model_id,
+        model_path="/nowhere",
+        trained=True,
+        incarnation=incarnation,
+        sampling={},
+        max_prompt_length=1,
+        max_response_length=1,
+        max_model_len=2,
+    )
+
+
+def test_a_models_status_and_binding_leave_the_other_models_alone():  # invariant 7
+    registry = GatewayBindingRegistry(["a", "b"])
+    registry.bind(bound("a"))
+    registry.set_status("a", ModelStatus(ModelState.SYNCING, Version(0, 3)))
+    assert registry.status("a").version == Version(0, 3)
+    assert registry.status("b").state == ModelState.STARTING
+    assert registry.binding("b") is None
+    with pytest.raises(ValueError, match="unknown model"):
+        registry.bind(bound("c"))
+
+
+def test_an_older_incarnation_cannot_bind_after_a_newer_one():
+    registry = GatewayBindingRegistry(["a"])
+    registry.bind(bound(incarnation=2))
+    registry.bind(bound(incarnation=2))
+    with pytest.raises(ValueError, match="incarnation 1"):
+        registry.bind(bound(incarnation=1))

@@ -1,0 +1,393 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Workflows from creation to their terminal record: retries, leavers, siblings, finalize and abort."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from ..gateway.client import ControlError
+from .fakes.fake_engine import FakeEngine
+from .fakes.gateway_world import Texts, gateway_world
+from .fakes.tiny_model_folder import make_model_folder
+
+W = "e0-t0-s0-a0"
+BODY = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
+RETRY = {"x-stainless-retry-count": "1"}
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def texts(folder) -> Texts:
+    return Texts(folder)
+
+
+def one_model(folder, engine, **kwargs):
+    return gateway_world(folder, {"planner_model": engine}, mapping={"planner": "planner_model"}, **kwargs)
+
+
+def slow(texts) -> FakeEngine:
+    return FakeEngine(texts.says(ALPHABET), token_s=0.004)
+
+
+async def until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.005)
+
+
+class Raw:
+    """Plain HTTP to one agent's URL, for what no SDK does on purpose."""
+
+    def __init__(self, endpoint) -> None:
+        self.url = endpoint.openai_base_url + "/chat/completions"
+        self.http = httpx.AsyncClient(verify=False, timeout=20)
+
+    async def post(self, body=None, headers=None):
+        return await self.http.post(self.url, json=body or BODY, headers=headers or {})
+
+    async def leave(self, after_s, body=None):
+        """Ask, and close the connection before the answer."""
+        async with httpx.AsyncClient(verify=False) as http:
+            with pytest.raises(httpx.TimeoutException):
+                await http.post(self.url, json=body or BODY, timeout=after_s)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.http.aclose()
+
+
+def test_creating_a_workflow_again_gives_the_same_urls_and_tokens_cannot_be_guessed(folder, texts):
+    async def run():
+        async with one_model(folder, slow(texts)) as world:
+            first, again, other = await world.open(W), await world.open(W), await world.open("e0-t0-s1-a0")
+            with pytest.raises(ControlError, match="open for train"):
+                await world.open(W, purpose="eval")
+            return first, again, other
+
+    first, again, other = asyncio.run(run())
+    assert first == again and first["planner"].openai_base_url != other["planner"].openai_base_url
+    assert len(first["planner"].openai_base_url.split("/w/")[1].split("/")[0]) >= 32
+    assert first["planner"].openai_base_url == first["planner"].anthropic_base_url + "/v1"
+
+
+def test_a_marked_retry_joins_the_running_call_from_its_first_token(folder, texts):
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+            await agent.leave(0.05)
+            answer = (await agent.post(headers=RETRY)).json()
+            final = await world.control.finalize(W, rewards=1.0)
+            return answer, final, engine, world.sink.rows
+
+    answer, final, engine, rows = asyncio.run(run())
+    assert answer["choices"][0]["message"]["content"] == ALPHABET
+    assert len(engine.requests) == 1 and engine.aborted == []  # nothing was sampled twice (invariant 2)
+    assert final["calls"] == {"kept": 1} and len(rows) == 1
+
+
+def test_a_marked_retry_gets_an_answer_that_ended_while_the_client_was_away(folder, texts):
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+            await agent.leave(0.05)
+            await until(lambda: engine.rows)
+            answer = await agent.post(headers=RETRY)
+            return answer.json(), (await world.control.finalize(W, rewards=1.0))["calls"], len(engine.requests)
+
+    answer, calls, requests = asyncio.run(run())
+    assert answer["choices"][0]["message"]["content"] == ALPHABET
+    assert (calls, requests) == ({"kept": 1}, 1)
+
+
+def test_an_equal_body_without_the_retry_mark_is_a_new_sibling(folder, texts):
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+            answers = await asyncio.gather(*(agent.post() for _ in range(3)))
+            await world.control.finalize(W, rewards=1.0)
+            return [answer.json()["id"] for answer in answers], len(engine.requests), world.sink.rows
+
+    ids, requests, rows = asyncio.run(run())
+    assert len(set(ids)) == requests == len(rows) == 3
+
+
+def test_the_retry_of_a_refused_sibling_does_not_take_the_other_siblings_answer(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says("plan"))
+        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+            await agent.post()
+            engine.faults = [500, 500]
+            refused = await agent.post()
+            again = await agent.post(headers=RETRY)
+            await world.control.finalize(W, rewards=1.0)
+            return refused.status_code, again.json()["id"], world.sink.rows
+
+    status, retry_id, rows = asyncio.run(run())
+    assert status == 503 and retry_id == f"chatcmpl-{W}.planner.2" and len(rows) == 2
+
+
+def test_a_client_that_does_not_come_back_leaves_no_row_and_no_generation(folder, texts):
+    async def run():
+        engine = slow(texts)
+        async with (
+            one_model(folder, engine, retry_grace_s=0.02) as world,
+            Raw((await world.open(W))["planner"]) as agent,
+        ):
+            await agent.leave(0.04)
+            await until(lambda: engine.rows)
+            final = await world.control.finalize(W, rewards=1.0)
+            return engine, final, world.sink.records
+
+    engine, final, [record] = asyncio.run(run())
+    assert engine.aborted == [f"{W}.planner.0#0"] and engine.rows[0][2] == "abort"
+    assert final["calls"] == {"abandoned(client_gone)": 1}
+    assert (record.status, record.trajectories) == ("no_calls", ())  # invariant 4: still one terminal record
+
+
+def test_a_client_that_leaves_a_stream_in_its_middle_leaves_no_half_row(folder, texts):  # invariant 9
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine, retry_grace_s=0.02) as world:
+            client = world.client((await world.open(W))["planner"])
+            stream = await client.chat.completions.create(**BODY, stream=True)
+            async for chunk in stream:
+                if chunk.choices[0].delta.content == "e":
+                    break
+            await stream.close()
+            await until(lambda: engine.rows)
+            return (await world.control.finalize(W, rewards=1.0))["calls"], world.sink.rows, engine.aborted
+
+    calls, rows, aborted = asyncio.run(run())
+    assert calls == {"abandoned(client_gone)": 1} and rows == [] and aborted == [f"{W}.planner.0#0"]
+
+
+def test_a_client_that_leaves_while_its_request_waits_at_the_gate_leaves_nothing(folder, texts):
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine, open_models=False, retry_grace_s=0.01) as world:
+            async with Raw((await world.open(W))["planner"]) as agent:
+                await agent.leave(0.05)
+            await until(lambda: world.gateway.gates["planner_model"].waiting == 0)
+            return engine.requests, (await world.control.finalize(W, rewards=1.0))["calls"]
+
+    requests, calls = asyncio.run(run())
+    assert requests == [] and calls in ({}, {"abandoned(client_gone)": 1})
+
+
+def test_finalize_waits_for_a_running_call_within_its_grace(folder, texts):
+    async def run():
+        async with one_model(folder, slow(texts), finalize_grace_s=5.0) as world:
+            async with Raw((await world.open(W))["planner"]) as agent:
+                running = asyncio.create_task(agent.post())
+                await until(lambda: world.engines["planner_model"].running)
+                final = await world.control.finalize(W, rewards=1.0)
+                return final, (await running).status_code
+
+    final, status = asyncio.run(run())
+    assert final["accepted"] == {"planner_model": 1} and status == 200
+
+
+def test_a_call_that_runs_past_the_grace_is_abandoned_as_late_and_ended_at_the_server(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says(ALPHABET), token_s=0.2)
+        async with one_model(folder, engine, finalize_grace_s=0.02) as world:
+            async with Raw((await world.open(W))["planner"]) as agent:
+                running = asyncio.create_task(agent.post())
+                await until(lambda: engine.running)
+                final = await world.control.finalize(W, rewards=1.0)
+                await until(lambda: engine.aborted)
+                return final, (await running).status_code, world.sink.rows
+
+    final, status, rows = asyncio.run(run())
+    assert final["calls"] == {"abandoned(late)": 1} and rows == [] and status == 409
+
+
+def test_a_call_after_finalize_gets_409_which_sdks_do_not_retry(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says("plan"))
+        async with one_model(folder, engine) as world:
+            client = world.client((await world.open(W))["planner"], max_retries=5)
+            await client.chat.completions.create(**BODY)
+            await world.control.finalize(W, rewards=1.0)
+            with pytest.raises(openai.ConflictError, match="finalized"):
+                await client.chat.completions.create(**BODY)
+            with pytest.raises(ControlError, match="409"):
+                await world.open(W)
+            return len(engine.requests), world.metric("errors_total", code="workflow_closed")
+
+    assert asyncio.run(run()) == (1, 2.0)
+
+
+def test_finalizing_again_gives_the_first_answer_and_the_sink_sees_one_record(folder, texts):  # invariant 4
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            await world.client((await world.open(W))["planner"]).chat.completions.create(**BODY)
+            both = await asyncio.gather(*(world.control.finalize(W, rewards=1.0) for _ in range(2)))
+            later = await world.control.finalize(W, status="failed", rewards=0.0)
+            aborted = await world.control.abort(W)
+            return [*both, later, aborted], world.sink.records, await world.control.status(W)
+
+    answers, records, status = asyncio.run(run())
+    assert all(answer == answers[0] for answer in answers) and len(records) == 1
+    assert status["state"] == "closed" and status["status"] == "ok"
+
+
+def test_bad_rewards_are_told_and_finalize_can_be_tried_again(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            await world.client((await world.open(W))["planner"]).chat.completions.create(**BODY)
+            for rewards in (None, {"solver": 1.0}, {"planner": None}):
+                with pytest.raises(ControlError, match=rf"400.*{W}"):
+                    await world.control.finalize(W, rewards=rewards)
+            assert world.sink.records == []
+            final = await world.control.finalize(W, rewards={f"{W}/planner/0": 0.5})
+            return final, world.sink.rows
+
+    final, rows = asyncio.run(run())
+    assert final["status"] == "ok" and [row.reward for row in rows] == [0.5]
+
+
+def test_a_reward_that_is_no_number_in_json_is_a_400(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            await world.client((await world.open(W))["planner"]).chat.completions.create(**BODY)
+            async with httpx.AsyncClient(verify=False) as http:
+                url = f"{world.base_url}/control/v1/workflows/{W}/finalize"
+                key = {"authorization": f"Bearer {world.router.control_key}", "content-type": "application/json"}
+                answers = [
+                    await http.post(url, content=f'{{"rewards": {value}}}', headers=key)
+                    for value in ("NaN", "Infinity", '"one"', "[1]")
+                ]
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(run()) == [400] * 4
+
+
+def test_a_sink_that_fails_leaves_the_workflow_to_be_finalized_again_with_the_same_rows(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            client = world.client((await world.open(W))["planner"])
+            await client.chat.completions.create(**BODY)
+            world.sink.failures = 1
+            with pytest.raises(ControlError, match="503.*not taken"):
+                await world.control.finalize(W, rewards=1.0)
+            with pytest.raises(openai.ConflictError):
+                await client.chat.completions.create(**BODY)
+            return await world.control.finalize(W, rewards=1.0), world.sink.rows
+
+    final, rows = asyncio.run(run())
+    assert final["accepted"] == {"planner_model": 1} and len(rows) == 1
+
+
+def test_a_failed_workflow_hands_over_its_rows_without_rewards(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            await world.client((await world.open(W))["planner"]).chat.completions.create(**BODY)
+            await world.control.finalize(W, status="failed", error="ValueError: no plan in the answer")
+            return world.sink.records
+
+    [record] = asyncio.run(run())
+    assert (record.status, record.error) == ("failed", "ValueError: no plan in the answer")
+    assert [row.reward for row in record.trajectories] == [None]
+
+
+def test_abort_ends_running_generations_and_leaves_one_record_without_rows(folder, texts):
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+            first = await agent.post()
+            running = asyncio.create_task(agent.post())
+            await until(lambda: engine.running)
+            answer = await world.control.abort(W, error="deadline")
+            await until(lambda: engine.aborted)
+            return first.status_code, answer, (await running).status_code, world.sink.records
+
+    first, answer, cut, [record] = asyncio.run(run())
+    assert (first, cut) == (200, 409)
+    assert answer["calls"] == {"abandoned(failed_workflow)": 2}
+    assert (record.status, record.trajectories, record.error) == ("aborted", (), "deadline")
+
+
+def test_an_evaluation_workflow_returns_its_trajectories_and_never_enters_the_ledger(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            await world.client((await world.open(W, purpose="eval"))["planner"]).chat.completions.create(**BODY)
+            return await world.control.finalize(W, rewards=None, score=1.0), world.sink.records
+
+    final, records = asyncio.run(run())
+    assert len(final["trajectories"]) == 1 and final["accepted"] == {} and records == []
+
+
+def test_closed_workflows_are_forgotten_beyond_their_bound_and_open_ones_are_refused(folder, texts):  # invariant 10
+    async def run():
+        bounds = {"max_open_workflows": 2, "max_closed_workflows": 2}
+        async with one_model(folder, FakeEngine(texts.says("plan")), **bounds) as world:
+            await world.open("a")
+            await world.open("b")
+            with pytest.raises(ControlError, match="429"):
+                await world.open("c")
+            for workflow_id in ("a", "b"):
+                await world.control.finalize(workflow_id)
+            first = await world.open("c")
+            await world.control.finalize("c")
+            with pytest.raises(ControlError, match="404"):
+                await world.control.status("a")
+            assert (await world.control.status("c"))["status"] == "no_calls"
+            store = world.gateway.sessions
+            return first, len(store._closed), len(store._by_token)
+
+    _, closed, tokens = asyncio.run(run())
+    assert (closed, tokens) == (2, 2)
+
+
+def test_calls_of_one_workflow_are_bounded(folder, texts):  # invariant 10
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan")), max_calls_per_workflow=2) as world:
+            client = world.client((await world.open(W))["planner"])
+            for _ in range(2):
+                await client.chat.completions.create(**BODY)
+            with pytest.raises(openai.RateLimitError, match="more than it may"):
+                await client.chat.completions.create(**BODY)
+            return (await world.control.finalize(W, rewards=1.0))["accepted"]
+
+    assert asyncio.run(run()) == {"planner_model": 2}
+
+
+def test_stopping_the_gateway_ends_generations_at_the_servers(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says(ALPHABET), token_s=0.5)
+        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+            running = asyncio.create_task(agent.post())
+            await until(lambda: engine.running)
+            started = time.monotonic()
+            await world.router.stop()
+            stopped_s = time.monotonic() - started
+            answer = await running
+            return stopped_s, answer.status_code, engine.aborted
+
+    stopped_s, status, aborted = asyncio.run(run())
+    assert stopped_s < 3 and status == 409 and aborted == [f"{W}.planner.0#0"]
