@@ -33,7 +33,7 @@ class ModelState(str, Enum):
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One status message of a model's runtime; ``version`` is for people and metrics, rows are stamped by the engine."""
+    """A status message of a model's runtime; ``version`` is for people and metrics, engines stamp the rows."""
 
     state: ModelState
     version: Version
@@ -65,7 +65,7 @@ class ModelBinding:
 
 
 class GatewayBindingRegistry:
-    """Model id -> binding and latest status. Unknown ids are refused, so that one model's runtime cannot touch another."""
+    """Model id -> binding and latest status. Unknown ids are refused: a runtime cannot touch what is not of its job."""
 
     def __init__(self, model_ids: Iterable[str]) -> None:
         self._bindings: dict[str, ModelBinding | None] = {model_id: None for model_id in model_ids}

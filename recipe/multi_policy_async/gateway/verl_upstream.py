@@ -31,7 +31,7 @@ class VerlClientUpstream:
     """One model's servers behind verl's client.
 
     Args:
-        client: an ``LLMServerClient`` or a subclass. Its own resume loop (``FullyAsyncLLMServerClient.generate``) is not
+        client: an ``LLMServerClient`` or a subclass. The resume loop of ``FullyAsyncLLMServerClient.generate`` is not
             used: it reports only the oldest and newest version, and sleeps a second per abort; the gateway resumes.
         incarnation: of the binding; verl's versions are numbers only.
     """

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Client faults: a provider-shaped 4xx that names what is wrong, and a session that is usable afterwards (invariant 9)."""
+"""Client faults: a provider-shaped 4xx that names what is wrong, and a session that lives on (invariant 9)."""
 
 import asyncio
 import re

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Who decides the sampling: the rollout config of a policy in training, the client of a frozen one and in evaluation."""
+"""Who decides the sampling: the rollout config for a policy in training, the client otherwise."""
 
 import asyncio
 from pathlib import Path

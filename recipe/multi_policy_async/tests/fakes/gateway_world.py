@@ -35,6 +35,9 @@ DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "config/gateway/default.y
 MAPPING = {"planner": "planner_model", "solver": "solver_model", "checker": "solver_model"}
 
 
+FIRST = Version(0, 1)
+
+
 class CollectingSink:
     """Takes records as the ingestor would, and can be told to fail."""
 
@@ -87,7 +90,7 @@ class World:
         self.clients.append(client)
         return client
 
-    async def set_state(self, model_id: str, state: ModelState, version: Version = Version(0, 1)) -> None:
+    async def set_state(self, model_id: str, state: ModelState, version: Version = FIRST) -> None:
         await self.router.set_status(model_id, ModelStatus(state, version))
 
 

@@ -31,6 +31,7 @@ CHATML = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
+PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -45,9 +46,7 @@ def make_model_folder(folder: Path, *, template: str = CHATML, merges: tuple[tup
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    tokenizer.add_tokens(
-        [AddedToken(text, special=False, normalized=False) for text in ("<tool_call>", "</tool_call>")]
-    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
