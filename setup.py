@@ -69,7 +69,7 @@ setup(
     long_description=README.read_text() if README.exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["recipe.multi_policy_async*"]),
     include_package_data=True,
     package_data={"recipe.multi_policy_async": ["config/**/*.yaml", "config/*.yaml", "REQUIRED_VERL.txt", "README.md"]},

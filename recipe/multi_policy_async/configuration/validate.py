@@ -23,6 +23,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ..workflows.loader import load_workflow_class
+from ..workflows.spec import WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID
@@ -125,18 +127,21 @@ def mapping_problems(mapping: Any, models: Iterable[str], allow_unused: bool) ->
     return problems
 
 
-def workflow_agent_problems(agents: Iterable[str], mapping: dict[str, Any]) -> list[Problem]:
-    """The workflow's agents are all mapped."""
-    known = sorted(mapping)
+def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
+    """The workflow class can be loaded, and the agents that it names (attribute ``agents``) are mapped."""
+    try:
+        agents = getattr(load_workflow_class(workflow.name, workflow.path), "agents", ())
+    except (ValueError, ImportError) as error:
+        return [Problem("workflow.name", f"cannot be loaded: {error}", workflow.name)]
+    known = sorted(map(str, mapping)) if isinstance(mapping, dict) else []
     return [
         Problem(
-            "agent_model_mapping",
-            f"the workflow's agent {agent!r} is not mapped",
-            allowed=", ".join(known),
-            fix=did_you_mean(agent, known) or f"add agent_model_mapping.{agent}=<model>",
+            f"agent_model_mapping.{agent}",
+            f"the workflow calls this agent, but no model is mapped to it (mapped: {', '.join(known) or 'none'})",
+            fix=did_you_mean(agent, known) or f"agent_model_mapping.{agent}=<model id>",
         )
         for agent in agents
-        if agent not in mapping
+        if agent not in known
     ]
 
 

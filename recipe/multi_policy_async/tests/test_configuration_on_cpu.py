@@ -205,6 +205,10 @@ class TestModels:
         keyed, found = normalise_models([{"model_id": "a"}, {"model_id": "a"}])
         assert "twice" in str(found[0])
 
+    def test_null_takes_a_model_of_the_composition_out(self, tmp_path):
+        job = tiny_job(tmp_path, f"{SOLVER}=null", "agent_model_mapping.solver=planner_model")
+        assert list(job.models) == ["planner_model"]
+
     def test_the_rfcs_example_composes(self, tmp_path):
         for role in ("planner", "solver"):
             model_folder(tmp_path / role)
@@ -350,7 +354,8 @@ def test_every_composition_of_the_recipe_names_only_known_keys(name, tmp_path, m
         compose_job(name)
     except ConfigError as error:
         expected = {"data.train_files", "data.val_files"}
-        expected |= {f"multi_model.models.{model}.model_path" for model in raw.models or ()}
+        models = [model for model, section in (raw.models or {}).items() if section is not None]
+        expected |= {f"multi_model.models.{model}.model_path" for model in models}
         if name == "multi_policy_trainer":  # the base names no model
             expected |= {"multi_model.models", "agent_model_mapping"}
         assert {problem.key for problem in error.problems} <= expected, error

@@ -1,0 +1,153 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The entry point: exit codes, one clear message, nothing started for a job that cannot run."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from ..configuration import ray_cluster
+from ..main_multi_policy import EXIT_CONFIG, main
+from .config_fixtures import PLANNER, SOLVER, tiny_job, tiny_overrides
+
+SECONDS = 120  # on a busy machine; a second or two on a quiet one, eight with Ray
+
+
+def run_main(tmp_path, *overrides: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "recipe.multi_policy_async.main_multi_policy", "-cn", "planner_solver_tiny"]
+    return subprocess.run(
+        [*command, *tiny_overrides(tmp_path), *overrides], capture_output=True, text=True, timeout=SECONDS
+    )
+
+
+def test_several_mistakes_give_one_message_and_exit_2_without_a_traceback(tmp_path):
+    done = run_main(
+        tmp_path,
+        "agent_model_mapping.solver=slover_model",
+        "agent_model_mapping.critic=null",
+        f"{SOLVER}.model_path=/nowhere",
+        f"{PLANNER}.actor_rollout_ref.actor.optm.lr=1",
+    )
+    assert done.returncode == EXIT_CONFIG
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    for named in ("'solver_model'", "mapped to nothing", "/nowhere", "'optim'"):
+        assert named in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["agent_model_mapping.planner=nobody"],
+        ["agent_model_mapping.planner=null"],
+        [f"{PLANNER}.model_path=/nowhere"],
+        ["no_such_key=1"],
+        ["device=tpu"],
+        ["workflow.name=no_such_workflow"],
+        ["not an override"],
+    ],
+)
+def test_a_misconfiguration_exits_2(tmp_path, overrides, capsys):
+    assert main(["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path), *overrides]) == EXIT_CONFIG
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and not printed.out
+
+
+def test_a_duplicate_model_id_exits_2(tmp_path, capsys):
+    composition = {
+        "defaults": ["multi_policy_trainer", "_self_"],
+        "multi_model": {"models": [{"model_id": "a"}, {"model_id": "a"}]},
+        "agent_model_mapping": {"agent": "a"},
+    }
+    (tmp_path / "twice.yaml").write_text(yaml.safe_dump(composition))
+    assert main(["-cd", str(tmp_path), "-cn", "twice"]) == EXIT_CONFIG
+    assert "'a' is given twice" in capsys.readouterr().err
+
+
+def test_an_agent_that_the_workflow_calls_must_be_mapped(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    agents = ('planner', 'judge')\n    async def run(self, task, agents): return 0.0\n"
+    )
+    overrides = ["workflow.name=Mine", f"workflow.path={tmp_path}/mine.py"]
+    assert main(["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path), *overrides]) == EXIT_CONFIG
+    assert "agent_model_mapping.judge" in capsys.readouterr().err
+
+
+def test_explain_shows_models_agents_resources_and_origins_and_starts_nothing(tmp_path, capsys):
+    lr = f"{PLANNER}.actor_rollout_ref.actor.optim.lr"
+    arguments = ["--explain", "-cn", "planner_solver_tiny", *tiny_overrides(tmp_path), f"{lr}=0.125"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "solver -> solver_model" in shown
+    assert "planner_model trainer" in shown
+    row = next(line for line in shown.splitlines() if "optim.lr " in line and "0.125" in line)
+    assert row.split()[1:] == ["0.125", "models.planner_model", "(command", "line)"]
+    assert "ppo_micro_batch_size_per_gpu: null" not in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_explain_resolved_appends_the_whole_verl_configuration(tmp_path, capsys):
+    main(["--explain", "--resolved", "-cn", "planner_solver_tiny", *tiny_overrides(tmp_path)])
+    documents = capsys.readouterr().out.split("# planner_model: resolved verl configuration\n")[1]
+    planner = yaml.safe_load(documents.split("# solver_model: resolved")[0])
+    assert planner["actor_rollout_ref"]["actor"]["ppo_micro_batch_size_per_gpu"] is None
+
+
+def test_a_run_directory_is_never_shared_by_two_runs(tmp_path, capsys):
+    (tmp_path / "run" / "config").mkdir(parents=True)
+    assert main(["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path)]) == EXIT_CONFIG
+    assert "holds another run" in capsys.readouterr().err
+
+
+class TestRayArguments:
+    def test_a_ray_of_our_own_binds_loopback_and_inherits_the_environment(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        arguments = ray_cluster.init_arguments(tiny_job(tmp_path))
+        assert arguments["_node_ip_address"] == "127.0.0.1"
+        assert arguments["num_gpus"] == 4
+        assert "runtime_env" not in arguments
+
+    def test_on_a_running_cluster_the_environment_travels_with_the_job(self, tmp_path):
+        job = tiny_job(tmp_path, "ray_kwargs.ray_init.address=auto")
+        arguments = ray_cluster.init_arguments(job)
+        assert arguments["runtime_env"]["env_vars"]["VERL_PLATFORM"] == "cpu"
+        assert "num_gpus" not in arguments and "_node_ip_address" not in arguments
+
+    def test_what_the_user_sets_wins(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        job = tiny_job(tmp_path, "ray_kwargs.ray_init.num_gpus=9", "ray_kwargs.ray_init.log_to_driver=true")
+        arguments = ray_cluster.init_arguments(job)
+        assert (arguments["num_gpus"], arguments["log_to_driver"]) == (9, True)
+
+    def test_the_platform_is_chosen_by_the_device_and_threads_by_the_cores(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        variables = ray_cluster.environment(tiny_job(tmp_path))
+        assert variables["VERL_PLATFORM"] == "cpu"
+        assert int(variables["OMP_NUM_THREADS"]) == max(1, (os.cpu_count() or 1) // 4)
+        hub = [f"{model}.model_path=org/name" for model in (PLANNER, SOLVER)]
+        assert "VERL_PLATFORM" not in ray_cluster.environment(tiny_job(tmp_path, "device=gpu", *hub))
+
+
+@pytest.mark.ray
+def test_too_few_resources_end_in_a_table_before_any_actor_starts(tmp_path):
+    started = time.monotonic()
+    done = run_main(tmp_path, "ray_kwargs.ray_init.num_gpus=2")
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    assert "too few GPUs: the job needs 4, the cluster has 2" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < SECONDS

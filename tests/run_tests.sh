@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Everything that a change must pass: lint, unit tests, then a short co-training run. Installs what it needs.
+#
+#   bash tests/run_tests.sh          all of it
+#   E2E=0 bash tests/run_tests.sh    without the training runs
+
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$ROOT/scripts/setup_env.sh"
+setup_env cpu dev
+cd "$ROOT"
+
+"$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check .
+"$PYTHON" -m pytest -q -m "not e2e" recipe/multi_policy_async/tests
+if [ "${E2E:-1}" != 0 ]; then
+  "$PYTHON" -m pytest -q -m e2e tests/special_e2e
+fi
