@@ -21,6 +21,8 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 VOCABULARY = 97
 EOS = 96
 
+torch.set_num_threads(1)  # at these sizes threads only wait for each other, for seconds on a busy machine
+
 
 def tiny_qwen3(seed: int = 0, layers: int = 2) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)

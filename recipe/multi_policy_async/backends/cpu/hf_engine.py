@@ -33,6 +33,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...trajectory import Version
+from . import decode_attention
 from .sampling import BatchSampler, InvalidRequest, SamplingParams
 from .slot_kv_cache import SlotKVCache
 from .weights import WeightStore
@@ -102,6 +103,7 @@ class HFEngine:
         self.max_batch_size = max_batch_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self.weights = WeightStore(model)
+        model.set_attn_implementation(decode_attention.NAME)
         self._model = model.eval()
         self._cache = SlotKVCache(config.num_hidden_layers)
         self._random = random.Random(seed)
@@ -325,25 +327,22 @@ class HFEngine:
     def _prefill(self, admitted: list[_Row]) -> None:
         """Compute the cache of new rows; rows with the same prompt (a group) compute it once."""
         self._sampler = None
-        begin = len(self._rows)
-        first_with: dict[tuple[int, ...], int] = {}
-        twins: list[_Row] = []
+        groups: dict[tuple[int, ...], list[_Row]] = {}
         for row in sorted(admitted, key=lambda r: len(r.request.prompt_ids)):
-            prompt = tuple(row.request.prompt_ids)
-            if prompt in first_with:
-                twins.append(row)
-            else:
-                first_with[prompt] = len(self._rows)
-                self._rows.append(row)
-        end = len(self._rows)
-        self._rows += twins
+            groups.setdefault(tuple(row.request.prompt_ids), []).append(row)
+        begin = len(self._rows)
+        self._rows += [group[0] for group in groups.values()]
+        end = twin = len(self._rows)
+        self._rows += [row for group in groups.values() for row in group[1:]]
+        first = begin
         while begin < end:
             begin = self._prefill_some(begin, end)
-        for target in range(end, len(self._rows)):
-            row = self._rows[target]
-            source = first_with[tuple(row.request.prompt_ids)]
-            row.length = self._rows[source].length
-            self._cache.copy_row(source, target, row.length)
+        for source, group in enumerate(groups.values(), start=first):
+            length, twins = group[0].length, len(group) - 1
+            self._cache.copy_row(source, twin, twin + twins, length)
+            for row in group[1:]:
+                row.length = length
+            twin += twins
 
     def _prefill_some(self, first: int, end: int) -> int:
         """Prefill rows from ``first`` on, as many as fit in one model call; returns the first one left."""
@@ -358,7 +357,7 @@ class HFEngine:
         if longest:
             ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
             # Padding is on the right, so causal attention alone keeps it away from every real token.
-            mask = torch.ones(longest, longest, dtype=torch.bool).tril_()[None, None]
+            mask = torch.full((longest, longest), -torch.inf, dtype=self._model.dtype).triu_(1)[None, None]
             self._cache.begin_prefill(first, last)
             self._forward(ids, torch.arange(longest)[None].expand(len(prompts), -1), mask)
         for row, prompt in zip(self._rows[first:last], prompts, strict=True):
@@ -371,9 +370,10 @@ class HFEngine:
         longest = max(lengths)
         positions = torch.tensor(lengths)
         ids = torch.tensor([row.next_input for row in rows])
-        mask = (torch.arange(longest + 1)[None] <= positions[:, None])[:, None, None]
+        mask = torch.zeros(len(rows), longest + 1, dtype=self._model.dtype)
+        mask.masked_fill_(torch.arange(longest + 1)[None] > positions[:, None], -torch.inf)
         self._cache.begin_decode(positions, longest)
-        logits = self._forward(ids[:, None], positions[:, None], mask)[:, -1]
+        logits = self._forward(ids[:, None], positions[:, None], mask[:, None, None])[:, -1]
         if self._sampler is None:
             self._sampler = BatchSampler([r.request.params for r in rows], [r.generator for r in rows])
         tokens, log_probs = self._sampler(logits)
@@ -415,7 +415,7 @@ class HFEngine:
         request = self._rows[index].request
         moved = self._rows.pop()
         if index < len(self._rows):
-            self._cache.copy_row(len(self._rows), index, moved.length)
+            self._cache.copy_row(len(self._rows), index, index + 1, moved.length)
             self._rows[index] = moved
         self._sampler = None
         return request

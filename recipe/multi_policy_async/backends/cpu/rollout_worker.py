@@ -101,7 +101,7 @@ class HFRolloutWorker(CheckpointEngineWorker):
     async def launch_server(self) -> tuple[str, int]:
         """Open the HTTP surface on this node's address, on a free port; returns both."""
         host = ray.util.get_node_ip_address().strip("[]")
-        config = uvicorn.Config(build_app(self._service), host=host, port=0, log_level="warning", lifespan="off")
+        config = uvicorn.Config(build_app(self._service), host=host, port=0, log_level="error", lifespan="off")
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve())
         while not self._server.started:

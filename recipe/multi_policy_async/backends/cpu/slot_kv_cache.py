@@ -71,12 +71,14 @@ class SlotKVCache(Cache):
         values[self._decode_rows, :, self._decode_at] = value_states[:, :, 0]
         return keys[:rows, :, : self._decode_length], values[:rows, :, : self._decode_length]
 
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of one row to another."""
+    def copy_row(self, source: int, first: int, last: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one row to rows ``first..last-1``."""
+        if first == last or not length:
+            return
         for layer in range(len(self._keys)):
-            self._reserve(layer, target + 1, length, self._keys[layer])
+            self._reserve(layer, last, length, self._keys[layer])
             for store in (self._keys, self._values):
-                store[layer][target, :, :length] = store[layer][source, :, :length]
+                store[layer][first:last, :, :length] = store[layer][source, :, :length]
 
     def release(self) -> None:
         """Forget all rows and give the memory back."""

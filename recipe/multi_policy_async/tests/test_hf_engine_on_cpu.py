@@ -1,0 +1,420 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The continuous-batching engine against single full forward passes, stepped by hand except where threads matter."""
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recipe.multi_policy_async.backends.cpu.hf_engine import GenerationRequest, HFEngine
+from recipe.multi_policy_async.backends.cpu.sampling import InvalidRequest, SamplingParams
+from recipe.multi_policy_async.backends.cpu.weights import checksum_of, tensor_digest
+from recipe.multi_policy_async.tests.tiny_qwen3 import EOS, VOCABULARY, full_forward_log_probs, tiny_qwen3
+from recipe.multi_policy_async.trajectory import Version
+
+MAX_LEN = 96
+MODEL = tiny_qwen3()
+FIRST = Version(0, 1)
+
+
+def make_engine(model=None, *, version: Version | None = FIRST, **kwargs) -> HFEngine:
+    arguments = {"max_model_len": MAX_LEN, "max_batch_size": 8, "eos_token_ids": [EOS], **kwargs}
+    engine = HFEngine(model or MODEL, **arguments)
+    if version is not None:
+        engine.set_version(version)
+        assert engine.resume()
+    return engine
+
+
+def submit(engine: HFEngine, rid: str, prompt: list[int], **params) -> GenerationRequest:
+    params = {"max_new_tokens": 8, "ignore_eos": True, **params}
+    request = GenerationRequest(rid, prompt, SamplingParams.parse(params), on_finish=lambda _: None)
+    engine.submit(request)
+    return request
+
+
+def run(engine: HFEngine, *requests: GenerationRequest) -> None:
+    for _ in range(1000):
+        if all(request.finish_reason for request in requests):
+            return
+        engine.step()
+    raise AssertionError("the requests did not finish")
+
+
+def assert_agrees(request: GenerationRequest, model=MODEL, tolerance: float = 1e-5) -> None:
+    expected = full_forward_log_probs(model, request.prompt_ids, request.output_ids, request.params.temperature)
+    assert request.log_probs == pytest.approx(expected, abs=tolerance)
+
+
+TOKENS = st.integers(0, VOCABULARY - 1)
+ARRIVAL = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(TOKENS, min_size=1, max_size=40),
+        "step": st.integers(0, 20),
+        "length": st.integers(1, 40),
+        "temperature": st.sampled_from([1.0, 0.7, 1.3]),
+        "abort_after": st.none() | st.integers(0, 20),
+    }
+)
+
+
+@given(arrivals=st.lists(ARRIVAL, min_size=1, max_size=14), repeat_first=st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_log_probs_agree_with_a_full_forward_however_rows_join_leave_and_abort(arrivals, repeat_first):
+    engine = make_engine(max_batch_size=5)
+    if repeat_first:  # a group: the same prompt several times, in one step
+        arrivals = arrivals[:1] * 4 + arrivals[1:]
+    requests = []
+    for step in range(200):
+        for index, arrival in enumerate(arrivals):
+            if arrival["step"] == step:
+                request = submit(
+                    engine,
+                    str(index),
+                    arrival["prompt"],
+                    max_new_tokens=arrival["length"],
+                    temperature=arrival["temperature"],
+                )
+                requests.append((request, arrival["abort_after"]))
+        for request, abort_after in requests:
+            if abort_after is not None and len(request.output_ids) >= abort_after:
+                engine.abort(request.rid)
+        engine.step()
+        if len(requests) == len(arrivals) and all(request.finish_reason for request, _ in requests):
+            break
+    for request, abort_after in requests:
+        assert request.finish_reason["type"] == (
+            "length" if len(request.output_ids) == request.params.max_new_tokens else "abort"
+        )
+        assert len(request.log_probs) == len(request.output_ids)
+        assert abort_after is not None or len(request.output_ids) == request.params.max_new_tokens
+        if request.output_ids:
+            assert_agrees(request)
+
+
+def test_a_cache_that_grows_past_its_first_allocation_stays_right():
+    engine = make_engine(max_model_len=250, max_batch_size=32)
+    requests = [submit(engine, str(i), [i + 1] * (3 * i + 1), max_new_tokens=200 - 3 * i) for i in range(20)]
+    run(engine, *requests)
+    for request in requests:
+        assert_agrees(request, tolerance=1e-4)
+
+
+def test_greedy_takes_the_most_likely_token_and_reports_its_log_prob_at_temperature_one():
+    engine = make_engine()
+    request = submit(engine, "greedy", [5, 6, 7], temperature=0)
+    submit(engine, "company", [1, 2], temperature=1.0)
+    run(engine, request)
+    logits = MODEL(input_ids=torch.tensor([[5, 6, 7] + request.output_ids])).logits[0, 2:-1]
+    assert request.output_ids == logits.argmax(-1).tolist()
+    expected = full_forward_log_probs(MODEL, [5, 6, 7], request.output_ids)
+    assert request.log_probs == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_seeded_request_samples_the_same_tokens_alone_and_in_company():
+    alone = submit(engine := make_engine(), "a", [3, 4], seed=11, max_new_tokens=20)
+    run(engine, alone)
+    engine = make_engine(seed=99)
+    company = [submit(engine, f"c{i}", [i + 1] * 5, max_new_tokens=9) for i in range(3)]
+    engine.step()
+    again = submit(engine, "a", [3, 4], seed=11, max_new_tokens=20)
+    run(engine, again, *company)
+    assert again.output_ids == alone.output_ids
+
+
+def test_requests_without_a_seed_do_not_repeat_each_other():
+    engine = make_engine()
+    group = [submit(engine, str(i), [3, 4, 5], max_new_tokens=12) for i in range(8)]
+    run(engine, *group)
+    assert len({tuple(request.output_ids) for request in group}) > 4
+
+
+def test_sampled_frequencies_follow_the_distribution_whose_log_probs_are_reported():
+    engine = make_engine(max_batch_size=64, seed=5)
+    requests = [submit(engine, str(i), [9, 8], max_new_tokens=1, temperature=0.8) for i in range(2000)]
+    run(engine, *requests)
+    counts = Counter(request.output_ids[0] for request in requests)
+    reported = {request.output_ids[0]: request.log_probs[0] for request in requests}
+    for token, count in counts.most_common(5):
+        probability = torch.tensor(reported[token]).exp().item()
+        spread = (probability * (1 - probability) / 2000) ** 0.5
+        assert abs(count / 2000 - probability) < 5 * spread
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [({"top_k": 3}, 3), ({"top_p": 1e-6}, 1), ({"min_p": 1.0}, 1), ({"top_k": 5, "top_p": 1e-6}, 1)],
+)
+def test_filters_restrict_the_tokens_and_renormalise_their_log_probs(params, kept):
+    engine = make_engine(max_batch_size=64)
+    requests = [submit(engine, str(i), [9, 8], max_new_tokens=1, **params) for i in range(200)]
+    run(engine, *requests)
+    probs = torch.softmax(MODEL(input_ids=torch.tensor([[9, 8]])).logits[0, -1], -1)
+    top, ids = probs.topk(kept)
+    expected = dict(zip(ids.tolist(), (top / top.sum()).log().tolist(), strict=True))
+    seen = {request.output_ids[0]: request.log_probs[0] for request in requests}
+    assert set(seen) <= set(expected)
+    for token, log_prob in seen.items():
+        assert log_prob == pytest.approx(expected[token], abs=1e-5)
+
+
+def test_a_filtered_row_does_not_change_the_log_probs_of_its_neighbours():
+    engine = make_engine()
+    plain = submit(engine, "plain", [1, 2, 3])
+    run(engine, plain, submit(engine, "filtered", [1, 2, 3], top_k=2, temperature=0.5))
+    assert_agrees(plain)
+
+
+def test_generation_stops_at_a_stop_token_or_the_models_end_token_and_keeps_it():
+    ask = {"temperature": 0, "max_new_tokens": 12}
+    engine = make_engine()
+    free = submit(engine, "free", [5, 6, 7], **ask)
+    run(engine, free)
+    stop = free.output_ids[4]
+    expected = free.output_ids[: free.output_ids.index(stop) + 1]
+    engine = make_engine(eos_token_ids=[stop])
+    by_request = submit(engine, "request", [5, 6, 7], stop_token_ids=[stop], **ask)
+    by_model = submit(engine, "model", [5, 6, 7], ignore_eos=False, **ask)
+    ignoring = submit(engine, "ignoring", [5, 6, 7], **ask)
+    run(engine, by_request, by_model, ignoring)
+    for request in (by_request, by_model):
+        assert request.output_ids == expected
+        assert request.finish_reason == {"type": "stop", "matched": stop}
+    assert ignoring.output_ids == free.output_ids
+    assert ignoring.finish_reason == {"type": "length", "length": 12}
+
+
+def test_a_budget_of_no_tokens_is_answered_with_none():
+    request = submit(make_engine(), "none", [1], max_new_tokens=0)
+    assert (request.output_ids, request.finish_reason["type"]) == ([], "length")
+
+
+def test_an_aborted_request_resubmitted_with_its_partial_output_ends_as_if_never_cut():
+    engine = make_engine()
+    whole = submit(engine, "whole", [4, 4, 2], temperature=0, max_new_tokens=20)
+    run(engine, whole)
+    cut = submit(engine, "cut#1", [4, 4, 2], temperature=0, max_new_tokens=20)
+    for _ in range(7):
+        engine.step()
+    assert engine.abort("cut#1")
+    run(engine, cut)
+    assert cut.finish_reason["type"] == "abort"
+    assert len(cut.output_ids) == len(cut.log_probs) == 7
+    rest = submit(engine, "cut#2", cut.prompt_ids + cut.output_ids, temperature=0, max_new_tokens=13)
+    run(engine, rest)
+    assert cut.output_ids + rest.output_ids == whole.output_ids
+
+
+def test_an_abort_reaches_a_request_that_still_waits():
+    engine = make_engine(max_batch_size=1)
+    submit(engine, "runs", [1], max_new_tokens=50)
+    waits = submit(engine, "waits", [2])
+    engine.step()
+    engine.abort("waits")
+    engine.step()
+    assert (waits.finish_reason["type"], waits.output_ids) == ("abort", [])
+    assert not engine.abort("waits")
+
+
+def test_a_pause_aborts_what_there_is_and_holds_what_comes():
+    engine = make_engine()
+    before = submit(engine, "before", [1], max_new_tokens=50)
+    engine.step()
+    engine.pause()
+    after = submit(engine, "after", [2])
+    for _ in range(3):
+        engine.step()
+    assert before.finish_reason["type"] == "abort"
+    assert after.finish_reason is None
+    assert engine.num_running == 0
+    assert engine.resume()
+    run(engine, after)
+
+
+def test_an_engine_whose_version_was_never_set_does_not_resume():
+    engine = make_engine(version=None)
+    request = submit(engine, "early", [1])
+    assert not engine.resume()
+    engine.step()
+    assert request.finish_reason is None
+    engine.set_version(Version(0, 0))
+    assert engine.resume()
+    run(engine, request)
+
+
+def test_every_answer_carries_the_version_whose_weights_sampled_it():
+    """Invariant 5: the stamp is that of the engine, and it cannot race with a weight sync."""
+    engine, other = make_engine(tiny_qwen3(1), version=Version(2, 7)), tiny_qwen3(2)
+    old = submit(engine, "old", [1, 2, 3], max_new_tokens=30)
+    engine.step()
+    engine.step()
+    engine.pause()
+    held = submit(engine, "held", [1, 2, 3])
+    engine.step()
+    engine.begin_load()
+    for name, tensor in other.state_dict().items():
+        engine.weights.load(name, tensor)
+    engine.weights.finish_load()
+    engine.set_version(Version(2, 8))
+    assert engine.resume()
+    run(engine, held)
+    assert (old.version, held.version) == (Version(2, 7), Version(2, 8))
+    assert_agrees(old, tiny_qwen3(1))
+    assert_agrees(held, other)
+
+
+def test_weights_and_version_do_not_change_under_running_rows():
+    engine = make_engine()
+    submit(engine, "runs", [1], max_new_tokens=50)
+    engine.step()
+    for change in (engine.begin_load, lambda: engine.set_version(Version(0, 2))):
+        with pytest.raises(RuntimeError, match="while requests run"):
+            change()
+
+
+def test_half_a_load_gets_no_version_and_stays_paused():
+    engine, other = make_engine(tiny_qwen3(1)), tiny_qwen3(2).state_dict()
+    engine.pause()
+    engine.begin_load()
+    engine.weights.load("model.norm.weight", other["model.norm.weight"])
+    with pytest.raises(ValueError, match="were not sent"):
+        engine.weights.finish_load()
+    with pytest.raises(RuntimeError, match="did not finish"):
+        engine.set_version(Version(0, 2))
+    assert not engine.resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"), [("model.nothing", (1,), "not part"), ("model.norm.weight", (3,), "has shape")]
+)
+def test_a_weight_that_does_not_fit_is_refused_by_name(name, shape, message):
+    engine = make_engine(tiny_qwen3(1), version=None)
+    engine.begin_load()
+    with pytest.raises(ValueError, match=message):
+        engine.weights.load(name, torch.zeros(shape))
+
+
+def test_the_served_checksum_is_that_of_the_sent_tensors_in_any_order():
+    engine, sent = make_engine(tiny_qwen3(1), version=None), tiny_qwen3(2).state_dict()
+    before = engine.weights.checksum()
+    engine.begin_load()
+    for name in reversed(list(sent)):
+        engine.weights.load(name, sent[name])
+    engine.weights.finish_load()
+    assert engine.weights.checksum() != before
+    assert engine.weights.checksum() == checksum_of({name: tensor_digest(sent[name]) for name in sent})
+
+
+def test_a_tied_weight_is_complete_under_either_of_its_names():
+    engine, sent = make_engine(tiny_qwen3(1), version=None), tiny_qwen3(2).state_dict()
+    assert sent.pop("lm_head.weight") is not None
+    engine.begin_load()
+    for name, tensor in sent.items():
+        engine.weights.load(name, tensor)
+    engine.weights.finish_load()
+    assert engine.weights.complete
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "empty"),
+        ([1] * MAX_LEN, {"max_new_tokens": 1}, "maximum context length"),
+        ([1] * 10, {"max_new_tokens": MAX_LEN - 9}, "maximum context length"),
+        ([VOCABULARY], {}, "outside the vocabulary"),
+        ([-1], {}, "outside the vocabulary"),
+        ([1], {"temperature": -1}, "temperature"),
+        ([1], {"top_p": 0}, "top_p"),
+        ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"top_k": 1.5}, "wrong type"),
+        ([1], {"stop": ["END"]}, "stop"),
+        ([1], {"repetition_penalty": 1.2}, "repetition_penalty"),
+        ([1], {"logit_bias": {"3": 1.0}}, "logit_bias"),
+        ([1], {"json_schema": "{}"}, "json_schema"),
+        ([1], {"beam": 2}, "unknown"),
+    ],
+)
+def test_a_request_that_cannot_be_served_as_asked_is_refused(prompt, params, message):
+    with pytest.raises(InvalidRequest, match=message):
+        submit(make_engine(), "bad", prompt, **params)
+
+
+def test_a_request_id_in_use_is_refused_and_free_again_afterwards():
+    engine = make_engine()
+    first = submit(engine, "same", [1])
+    with pytest.raises(InvalidRequest, match="duplicate"):
+        submit(engine, "same", [1])
+    run(engine, first)
+    run(engine, submit(engine, "same", [1]))
+
+
+def test_weights_that_are_not_finite_fail_the_request_instead_of_sampling_noise():
+    model = tiny_qwen3(1)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    engine = make_engine(model)
+    request = submit(engine, "nan", [1])
+    run(engine, request)
+    assert "not finite" in request.error
+    assert request.output_ids == []
+
+
+def test_an_error_in_the_model_fails_its_rows_and_not_the_engine():
+    model = tiny_qwen3(1)
+    engine = make_engine(model)
+    lost = submit(engine, "lost", [1, 2, 3])
+    engine.step()
+    handle = model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+    engine.step()
+    handle.remove()
+    assert "ZeroDivisionError" in lost.error
+    later = submit(engine, "later", [1, 2, 3])
+    run(engine, later)
+    assert_agrees(later, model)
+
+
+def test_a_model_with_sliding_windows_is_refused():
+    model = tiny_qwen3(1)
+    model.config.layer_types = ["sliding_attention", "full_attention"]
+    with pytest.raises(ValueError, match="sliding_attention"):
+        HFEngine(model, max_model_len=MAX_LEN, max_batch_size=2)
+
+
+def test_the_thread_serves_submitters_from_many_threads_and_a_pause_waits_for_its_rows():
+    engine = make_engine()
+    engine.start(torch_threads=1)
+    finished = threading.Semaphore(0)
+    requests = [
+        GenerationRequest(str(i), [i + 1], SamplingParams(80, ignore_eos=True), on_finish=lambda _: finished.release())
+        for i in range(12)
+    ]
+    submitters = [threading.Thread(target=engine.submit, args=(request,)) for request in requests]
+    for thread in submitters:
+        thread.start()
+    for thread in submitters:
+        thread.join()
+    engine.pause(timeout_s=10)
+    assert engine.num_running == 0
+    assert all(request.finish_reason for request in requests)
+    for _ in requests:
+        assert finished.acquire(timeout=10)
+    for request in requests:
+        if request.output_ids:
+            assert_agrees(request)
+    engine.stop()
+    assert not engine.alive
