@@ -323,23 +323,28 @@ class Ledger:
         return incarnation
 
     def lineage(self, model_id: str) -> dict[int, int]:
-        """Newest surviving version number of each earlier incarnation that the current weights descend from.
+        """Newest version number of each earlier incarnation whose weights the current ones descend from.
 
-        Number 0, the initial weights, survives in every incarnation.
+        An incarnation starts with its checkpoint's weights, so its first number survives if that checkpoint does; 0,
+        the initial weights, always does.
         """
-        parents = {
-            incarnation: (parent, step)
+        origins = {
+            incarnation: (parent, step or 0)
             for incarnation, parent, step in self._db.execute(
                 "SELECT incarnation, restored_incarnation, restored_step FROM incarnations WHERE model_id = ?",
                 (model_id,),
             )
         }
         surviving: dict[int, int] = {}
-        at = max(parents, default=None)
+        at = max(origins, default=None)
         while at is not None:
-            at, step = parents[at]
+            at, step = origins[at]
             if at is not None:
                 surviving[at] = step
+        for incarnation, (parent, step) in sorted(origins.items()):
+            if incarnation not in surviving:
+                survives = parent is None or surviving.get(parent, -1) >= step
+                surviving[incarnation] = step if survives else -1
         return surviving
 
     def add_checkpoint(self, model_id: str, incarnation: int, step: int, digest: str, path: str) -> None:

@@ -70,5 +70,5 @@ class Broadcast:
             return
         try:
             await asyncio.wait_for(event.wait(), timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return

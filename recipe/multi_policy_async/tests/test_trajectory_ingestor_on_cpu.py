@@ -14,6 +14,8 @@
 """TrajectoryIngestor: acks, groups, takes, staleness and admission (invariants 2, 3, 4, 6, 10 of design.md)."""
 
 import asyncio
+import sqlite3
+import time
 
 import numpy as np
 import pytest
@@ -33,8 +35,13 @@ from recipe.multi_policy_async.trajectory import Version
 V0 = Version(0, 0)
 
 
+async def _open(ingestor):
+    for model_id in (PLANNER, SOLVER):
+        await ingestor.register_policy(model_id, queue_spec(), True)
+
+
 async def _model(ingestor, model_id=PLANNER):
-    stats = (await ingestor.stats())["models"][model_id]
+    stats = (await ingestor.stats())[model_id]
     assert stats["unaccounted"] == 0, "invariant 3"
     return stats
 
@@ -83,3 +90,490 @@ def test_a_waiting_take_is_woken_by_the_group_that_completes_it(tmp_path):
         return await asyncio.wait_for(taking, 1)
 
     assert len(with_ingestor(tmp_path, scenario).groups) == 2
+
+
+def test_the_same_record_again_gets_the_first_answer_and_adds_nothing(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        rows = [trajectory("e0-t0-s0-a0"), trajectory("e0-t0-s0-a0", model=SOLVER), trajectory("e0-t0-s0-a0", row=1)]
+        answers = [await ingestor.ingest(record("e0-t0-s0-a0", *rows, score=1.0)) for _ in range(2)]
+        return answers, (await _model(ingestor))["accepted"]
+
+    answers, accepted = with_ingestor(tmp_path, scenario)
+    assert answers == [{PLANNER: 2, SOLVER: 1}] * 2 and accepted == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"reward": 0.0},
+        {"log_probs": np.array([-0.25, 0.0, -1.25], dtype=np.float32)},
+        {"response_ids": np.array([7, 8, 1], dtype=np.int32)},
+        {"versions": np.array([0, -1, 1], dtype=np.int32)},
+        {"prompt_ids": np.array([5, 6, 7], dtype=np.int32)},
+    ],
+)
+def test_the_same_id_with_other_content_is_refused(tmp_path, other):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0")))
+        with pytest.raises(ValueError, match="e0-t0-s0-a0.*other content"):
+            await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **other)))
+        return (await _model(ingestor))["accepted"]
+
+    assert with_ingestor(tmp_path, scenario) == 1
+
+
+def test_timings_and_metadata_do_not_make_a_record_another_one(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        for seconds in (1.0, 22.5):
+            row = trajectory("e0-t0-s0-a0", metadata={"seconds": seconds})
+            await ingestor.ingest(record("e0-t0-s0-a0", row, ended_at=seconds))
+
+    with_ingestor(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_id": "stranger"}, "policy 'stranger'; known: planner_model, solver_model"),
+        ({"workflow_id": "e9-t9-s9-a9"}, "is of workflow e9-t9-s9-a9"),
+        ({"reward": None}, "has no reward"),
+        ({"reward": float("nan")}, "has reward nan"),
+        ({"response_mask": np.zeros(3, dtype=np.uint8)}, "no sampled token"),
+    ],
+)
+def test_a_record_that_cannot_be_accounted_for_is_refused_with_the_workflow_id(tmp_path, change, message):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        with pytest.raises(ValueError, match=f"workflow e0-t0-s0-a0.*{message}"):
+            await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **change)))
+        return await ingestor.workflow_stats()
+
+    assert with_ingestor(tmp_path, scenario)["in_flight"] == 1
+
+
+def test_a_workflow_that_was_never_issued_is_refused(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        with pytest.raises(ValueError, match="never issued"):
+            await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0")))
+
+    with_ingestor(tmp_path, scenario)
+
+
+def test_only_one_attempt_of_a_sample_becomes_terminal(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        first, second = "e0-t0-s0-a0", "e0-t0-s0-a1"
+        assert await ingestor.issue(first, 1) == await ingestor.issue(second, 1) == "issued"
+        late = await ingestor.ingest(record(first, trajectory(first)))
+        kept = await ingestor.ingest(record(second, trajectory(second)))
+        again = await ingestor.issue("e0-t0-s0-a2", 1)
+        await ingestor.issue("e0-t1-s0-a1", 1)
+        with pytest.raises(ValueError, match="later attempt"):
+            await ingestor.issue("e0-t1-s0-a0", 1)
+        return late, kept, again, (await _model(ingestor))["accepted"]
+
+    assert with_ingestor(tmp_path, scenario) == ({}, {PLANNER: 1}, "terminal", 1)
+
+
+def test_a_group_that_is_too_small_is_dropped_with_its_reason(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        for sample in range(3):
+            await ingestor.issue(f"e0-t0-s{sample}-a0", 3)
+        await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0"), trajectory("e0-t0-s0-a0", model=SOLVER)))
+        await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0")))
+        await ingestor.ingest(record("e0-t0-s2-a0", status="no_calls"))
+        return (await _model(ingestor))["dropped"], (await _model(ingestor, SOLVER))["dropped"]
+
+    assert with_ingestor(tmp_path, scenario) == ({}, {"group_too_small": 1})
+
+
+@pytest.mark.parametrize(
+    ("status", "change", "rules", "reason"),
+    [
+        ("failed", {}, {}, "failed_workflow"),
+        ("failed", {"reward": None}, {"on_failed": "keep"}, "failed_workflow"),
+        ("failed", {}, {"on_failed": "keep"}, None),
+        ("aborted", {"reward": None}, {"on_failed": "keep"}, "failed_workflow"),
+        ("ok", {"finish_reason": "length"}, {}, None),
+        ("ok", {"finish_reason": "length"}, {"on_truncated": "drop"}, "truncated"),
+        ("ok", {"metadata": {"constrained": True}}, {}, "constrained"),
+        ("ok", {"log_probs": np.array([np.nan, 0, 0], dtype=np.float32)}, {}, "non_finite"),
+    ],
+)
+def test_rows_that_must_not_be_trained_are_dropped_by_rule(tmp_path, status, change, rules, reason):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(min_group_size=1), True)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **change), status=status))
+        return await _model(ingestor)
+
+    stats = with_ingestor(tmp_path, scenario, **rules)
+    assert stats["dropped"] == ({reason: 1} if reason else {})
+    assert stats["queue_groups"] == (0 if reason else 1)
+
+
+def test_rows_of_a_frozen_policy_are_recorded_and_never_queued(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=None), False)
+        await ingestor.register_policy(SOLVER, queue_spec(), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        return await _model(ingestor), await _model(ingestor, SOLVER)
+
+    frozen, trained = with_ingestor(tmp_path, scenario)
+    assert (frozen["accepted"], frozen["recorded"], frozen["queue_groups"]) == (2, 2, 0)
+    assert (trained["accepted"], trained["recorded"], trained["queue_groups"]) == (2, 0, 1)
+
+
+def test_an_over_full_queue_loses_its_oldest_whole_groups_and_nothing_of_the_other_policy(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_queue_groups=2), True)
+        await ingestor.register_policy(SOLVER, queue_spec(), True)
+        for task in range(4):
+            await finish_task(ingestor, task, models=(PLANNER, SOLVER))
+        batch = await ingestor.take(PLANNER, 2, V0, 1)
+        return batch, await _model(ingestor), await _model(ingestor, SOLVER)
+
+    batch, planner, solver = with_ingestor(tmp_path, scenario)
+    assert [group.group_id for group in batch.groups] == ["e0-t2/planner", "e0-t3/planner"]
+    assert planner["dropped"] == {"surplus": 4} and solver["dropped"] == {} and solver["queue_groups"] == 4
+
+
+@pytest.mark.parametrize(("bound", "taken"), [(None, [0, 1, 2]), (2, [1, 2]), (1, [2]), (0, [])])
+def test_groups_above_the_staleness_bound_are_dropped_where_they_are_taken(tmp_path, bound, taken):
+    """Invariant 6: version before the step minus the oldest version of any token."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=bound, min_batch_groups=1, coalesce_s=0), True)
+        for version in range(3):
+            await finish_task(ingestor, version, version=version)
+        batch = await ingestor.take(PLANNER, 3, Version(0, 3), 0.05)
+        return batch, await _model(ingestor)
+
+    batch, stats = with_ingestor(tmp_path, scenario)
+    assert [g.group_id for g in (batch.groups if batch else ())] == [f"e0-t{task}/planner" for task in taken]
+    stale = 2 * (3 - len(taken))
+    assert stats["dropped"] == ({"stale": stale} if stale else {})
+
+
+def test_staleness_counts_the_oldest_token_of_the_oldest_row(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1), True)
+        for sample in range(2):
+            await ingestor.issue(f"e0-t0-s{sample}-a0", 2)
+        mixed = np.array([3, -1, 5], dtype=np.int32)
+        await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", version=5)))
+        await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0", versions=mixed)))
+        return await ingestor.take(PLANNER, 1, Version(0, 5), 0.05), (await _model(ingestor))["dropped"]
+
+    assert with_ingestor(tmp_path, scenario) == (None, {"stale": 2})
+
+
+def test_consumed_rows_are_never_taken_again_and_given_back_ones_come_first(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        for task in range(3):
+            await finish_task(ingestor, task)
+        first = await ingestor.take(PLANNER, 1, V0, 1)
+        second = await ingestor.take(PLANNER, 1, V0, 1)
+        await ingestor.give_back(PLANNER, first.batch_id)
+        again = await ingestor.take(PLANNER, 2, V0, 1)
+        for batch in (second, again):
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
+        with pytest.raises(ValueError, match="is not taken"):
+            await ingestor.mark_consumed(PLANNER, again.batch_id, 1, 0)
+        return [group.group_id for group in again.groups], await _model(ingestor)
+
+    groups, stats = with_ingestor(tmp_path, scenario)
+    assert groups == ["e0-t0/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
+
+
+def test_a_group_that_fails_step_after_step_is_poison(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await finish_task(ingestor, 0)
+        for _ in range(2):
+            batch = await ingestor.take(PLANNER, 1, V0, 1)
+            await ingestor.give_back(PLANNER, batch.batch_id)
+        return await ingestor.take(PLANNER, 1, V0, 0.05), (await _model(ingestor))["dropped"]
+
+    assert with_ingestor(tmp_path, scenario, max_give_backs=1) == (None, {"poison": 2})
+
+
+def test_a_batch_can_be_dropped_only_under_a_reason_of_the_closed_list(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await finish_task(ingestor, 0)
+        batch = await ingestor.take(PLANNER, 1, V0, 1)
+        with pytest.raises(ValueError, match="'because' is not one of stale, surplus"):
+            await ingestor.drop(PLANNER, batch.batch_id, "because")
+        await ingestor.drop(PLANNER, batch.batch_id, "non_finite")
+        return (await _model(ingestor))["dropped"]
+
+    assert with_ingestor(tmp_path, scenario) == {"non_finite": 2}
+
+
+def test_a_retired_policy_gets_the_end_and_its_later_rows_are_counted(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        await ingestor.issue("e0-t1-s0-a0", 2)
+        await ingestor.issue("e0-t1-s1-a0", 2)
+        await ingestor.ingest(record("e0-t1-s0-a0", trajectory("e0-t1-s0-a0")))
+        taking = asyncio.create_task(ingestor.take(PLANNER, 5, V0, 10))
+        await asyncio.sleep(0)
+        await ingestor.retire(PLANNER)
+        await ingestor.ingest(record("e0-t1-s1-a0", trajectory("e0-t1-s1-a0")))
+        return await taking, await _model(ingestor), await _model(ingestor, SOLVER)
+
+    answer, planner, solver = with_ingestor(tmp_path, scenario)
+    assert isinstance(answer, End) and "retired" in answer.reason
+    assert planner["dropped"] == {"retired": 4} and planner["queued"] == planner["open"] == 0
+    assert solver["queue_groups"] == 1, "invariant 7"
+
+
+def test_at_the_end_of_data_a_trainer_gets_the_rest_and_then_the_end(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        taking = asyncio.create_task(ingestor.take(PLANNER, 5, V0, 10))
+        await finish_task(ingestor, 0)
+        await ingestor.end_of_data()
+        return await taking, await ingestor.take(PLANNER, 5, V0, 10)
+
+    rest, end = with_ingestor(tmp_path, scenario)
+    assert len(rest.groups) == 1 and isinstance(end, End)
+
+
+def test_a_dead_producer_is_told_at_once_with_its_cause(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        taking = asyncio.create_task(ingestor.take(PLANNER, 5, V0, 10))
+        await asyncio.sleep(0)
+        await ingestor.producer_died("the driver ran out of memory")
+        return await taking
+
+    assert with_ingestor(tmp_path, scenario) == ProducerDied("the driver ran out of memory")
+
+
+def test_a_small_batch_is_given_out_after_the_coalescing_time(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(min_batch_groups=2, coalesce_s=0.1), True)
+        await finish_task(ingestor, 0)
+        assert await ingestor.take(PLANNER, 4, V0, 0.15) is None
+        await finish_task(ingestor, 1)
+        return await ingestor.take(PLANNER, 4, V0, 5)
+
+    assert len(with_ingestor(tmp_path, scenario).groups) == 2
+
+
+def test_a_large_batch_takes_what_waits_up_to_the_maximum(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_batch_groups=3), True)
+        for task in range(5):
+            await finish_task(ingestor, task)
+        return await ingestor.take(PLANNER, 2, V0, 1)
+
+    assert len(with_ingestor(tmp_path, scenario).groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("group_by", "groups"),
+    [
+        ("task_agent", {"e0-t0/a": ("a", 4), "e0-t0/b": ("b", 2)}),
+        ("task_agent_turn", {"e0-t0/a/0": ("a", 2), "e0-t0/a/1": ("a", 2), "e0-t0/b/0": ("b", 2)}),
+        ("task", {"e0-t0": ("", 6)}),
+    ],
+)
+def test_groups_are_cut_as_configured(tmp_path, group_by, groups):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(group_by=group_by), True)
+        for sample in range(2):
+            await ingestor.issue(f"e0-t0-s{sample}-a0", 2)
+        for sample in range(2):
+            name = f"e0-t0-s{sample}-a0"
+            rows = [trajectory(name, agent_id=agent, row=row) for agent, row in (("a", 0), ("a", 1), ("b", 0))]
+            await ingestor.ingest(record(name, *rows))
+        return await ingestor.take(PLANNER, len(groups), V0, 1)
+
+    batch = with_ingestor(tmp_path, scenario)
+    assert {g.group_id: (g.agent_id, len(g.trajectories)) for g in batch.groups} == groups
+
+
+def test_admission_waits_at_the_lead_and_goes_on_when_a_new_version_takes(tmp_path):
+    """A consumed group still runs ahead of the served weights until the trainer takes at a newer version."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=2), True)
+        rooms = []
+        for task in range(2):
+            rooms.append(await ingestor.admit(0, task, 2, 0.01))
+            await finish_task(ingestor, task)
+        rooms.append(await ingestor.admit(0, 2, 2, 0.01))
+        batch = await ingestor.take(PLANNER, 2, V0, 1)
+        rooms.append(await ingestor.has_room())
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
+        rooms.append(await ingestor.has_room())
+        waiting = asyncio.create_task(ingestor.admit(0, 2, 2, 5))
+        assert await ingestor.take(PLANNER, 2, Version(0, 1), 0.01) is None
+        rooms.append(await waiting)
+        return rooms
+
+    assert with_ingestor(tmp_path, scenario) == [True, True, False, False, False, True]
+
+
+@pytest.mark.parametrize(("rule", "room"), [("any", True), ("all", False)])
+def test_a_full_policy_stops_admission_alone_only_under_the_rule_all(tmp_path, rule, room):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=1), True)
+        await ingestor.register_policy(SOLVER, queue_spec(max_lead_groups=8), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        return await ingestor.has_room()
+
+    assert with_ingestor(tmp_path, scenario, admission=rule) is room
+
+
+@pytest.mark.parametrize("how", ["frozen", "retired", "paused"])
+@pytest.mark.parametrize("rule", ["any", "all"])
+def test_a_policy_that_cannot_train_now_has_no_say_in_admission(tmp_path, how, rule):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=1), how != "frozen")
+        await ingestor.register_policy(SOLVER, queue_spec(max_lead_groups=2), True)
+        if how == "retired":
+            await ingestor.retire(PLANNER)
+        if how == "paused":
+            await ingestor.pause(PLANNER)
+        rooms = []
+        for task in range(2):
+            rooms.append(await ingestor.has_room())
+            await finish_task(ingestor, task, models=(PLANNER, SOLVER))
+        return [*rooms, await ingestor.has_room()]
+
+    assert with_ingestor(tmp_path, scenario, admission=rule) == [True, True, False]
+
+
+def test_admission_learns_how_rarely_a_policy_is_called(tmp_path):
+    """Else a policy that one task in many calls would count every open task as a group of its own."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=2), True)
+        for task in range(30):
+            await finish_task(ingestor, task, models=())
+        for task in range(30, 60):
+            await ingestor.admit(0, task, 2, 1)
+        return await _model(ingestor)
+
+    assert with_ingestor(tmp_path, scenario)["lead_groups"] < 2
+
+
+def test_a_restarted_trainer_finds_the_batch_that_its_predecessor_took(tmp_path):
+    async def scenario(ingestor):
+        incarnations = [await ingestor.register_policy(PLANNER, queue_spec(), True)]
+        await finish_task(ingestor, 0)
+        taken = await ingestor.take(PLANNER, 1, V0, 1)
+        orphan = asyncio.create_task(ingestor.take(PLANNER, 1, V0, 10))  # the dead trainer's last call
+        await asyncio.sleep(0)
+        incarnations.append(await ingestor.register_policy(PLANNER, queue_spec(), True))
+        again = await ingestor.take(PLANNER, 1, Version(1, 0), 1)
+        with pytest.raises(ValueError, match="is not taken"):
+            await ingestor.mark_consumed(PLANNER, taken.batch_id, 1, 0)
+        await ingestor.mark_consumed(PLANNER, again.batch_id, 1, 1)
+        return incarnations, await orphan, (await _model(ingestor))["trained"]
+
+    assert with_ingestor(tmp_path, scenario) == ([0, 1], None, 2)
+
+
+def test_a_take_that_is_cancelled_leaves_its_groups_in_the_queue(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await finish_task(ingestor, 0)
+        for ticks in range(12):
+            taking = asyncio.create_task(ingestor.take(PLANNER, 1, V0, 10))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            taking.cancel()
+            await asyncio.wait({taking})
+            if not taking.cancelled():
+                await ingestor.give_back(PLANNER, taking.result().batch_id)
+            batch = await ingestor.take(PLANNER, 1, V0, 1)
+            assert batch is not None, ticks
+            await ingestor.give_back(PLANNER, batch.batch_id)
+        return await _model(ingestor)
+
+    assert with_ingestor(tmp_path, scenario, max_give_backs=100)["queue_groups"] == 1
+
+
+def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        for task in range(10):
+            name = f"e0-t{task}-s0-a0"
+            await ingestor.issue(name, 1)
+            sending = asyncio.create_task(ingestor.ingest(record(name, trajectory(name), trajectory(name, row=1))))
+            for _ in range(task):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait({sending})
+            await ingestor.ingest(record(name, trajectory(name), trajectory(name, row=1)))
+        return await _model(ingestor), await ingestor.workflow_stats()
+
+    stats, workflows = with_ingestor(tmp_path, scenario)
+    assert stats["accepted"] == 20 and workflows == {"open_tasks": 0, "in_flight": 0, "endings": {"ok": 10}}
+
+
+def test_the_ingestor_answers_while_the_disk_is_slow(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        commit = ingestor._state.ledger.commit_terminal
+        ingestor._state.ledger.commit_terminal = lambda plan: (time.sleep(0.3), commit(plan))
+        sending = asyncio.create_task(ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0"))))
+        await asyncio.sleep(0.01)
+        started = time.monotonic()
+        await ingestor.stats()
+        return time.monotonic() - started, sending.done(), await sending
+
+    seconds, done, answer = with_ingestor(tmp_path, scenario)
+    assert seconds < 0.2 and not done and answer == {PLANNER: 1}
+
+
+def test_an_ingest_that_the_disk_refuses_changes_nothing_and_can_be_repeated(tmp_path):
+    async def scenario(ingestor):
+        await _open(ingestor)
+        await ingestor.issue("e0-t0-s0-a0", 1)
+        commit = ingestor._state.ledger.commit_terminal
+
+        def full(plan):
+            raise sqlite3.OperationalError("database or disk is full")
+
+        ingestor._state.ledger.commit_terminal = full
+        sent = record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0"), trajectory("e0-t0-s0-a0", row=1))
+        with pytest.raises(sqlite3.OperationalError):
+            await ingestor.ingest(sent)
+        before = (await _model(ingestor))["accepted"]
+        ingestor._state.ledger.commit_terminal = commit
+        return before, await ingestor.ingest(sent), (await _model(ingestor))["queue_groups"]
+
+    assert with_ingestor(tmp_path, scenario) == (0, {PLANNER: 2}, 1)
+
+
+def test_a_trained_policy_without_a_lead_is_a_clear_error(tmp_path):
+    async def scenario(ingestor):
+        with pytest.raises(ValueError, match="planner_model.*max_lead_groups"):
+            await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=None), True)
+        with pytest.raises(ValueError, match="'nobody' is not registered; registered: none"):
+            await ingestor.take("nobody", 1, V0, 1)
+
+    with_ingestor(tmp_path, scenario)
+
+
+def test_holding_a_policy_back_is_refused_until_it_exists():
+    with pytest.raises(ValueError, match="on_stale: hold is not available yet"):
+        queue_spec(on_stale="hold")

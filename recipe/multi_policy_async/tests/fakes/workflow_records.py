@@ -54,7 +54,7 @@ def queue_spec(**changes: Any) -> QueueSpec:
     return QueueSpec(**(values | changes))
 
 
-def trajectory(workflow_id: str, *, model: str = PLANNER, row: int = 0, **changes: Any) -> Trajectory:
+def trajectory(workflow_id: str, /, *, model: str = PLANNER, row: int = 0, **changes: Any) -> Trajectory:
     """Two prompt tokens; response: sampled, context, sampled."""
     agent = changes.pop("agent_id", model.removesuffix("_model"))
     version, incarnation = changes.pop("version", 0), changes.pop("incarnation", 0)

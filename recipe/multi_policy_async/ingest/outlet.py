@@ -1,0 +1,162 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The training side: batches of whole groups are taken, and settled once."""
+
+import asyncio
+
+from ..trajectory import Version
+from .batch_source import End, Group, ProducerDied, TakenBatch
+from .group_queue import GroupQueue
+from .groups import row_ids
+from .ledger import FateChange
+from .reasons import POISON, RETIRED, TRAINED, check_drop_reason
+from .state import IngestState
+
+
+class Outlet:
+    """Changes ``state`` from the trainers' side. Its methods are documented in trajectory_ingestor.py."""
+
+    def __init__(self, state: IngestState):
+        self._state = state
+
+    async def take(
+        self, model_id: str, groups: int, version: Version, timeout_s: float
+    ) -> TakenBatch | End | ProducerDied | None:
+        state = self._state
+        deadline = state.clock() + timeout_s
+        queue = state.queue(model_id)
+        while True:
+            changed = state.changes.now()
+            if isinstance(state.end, ProducerDied):
+                return state.end
+            if not state.is_current(queue):
+                return None  # the policy was started again: this trainer is gone
+            if queue.retired:
+                return End(f"policy {model_id} is retired")
+            ended = state.end
+            reserving = asyncio.ensure_future(state.serial.exclusively(self._reserve(queue, groups, version)))
+            try:
+                batch_id, retry_in_s = await asyncio.shield(reserving)
+            except asyncio.CancelledError:
+                reserving.add_done_callback(lambda done: self._undo_reserve(queue, done))
+                raise
+            if batch_id:
+                return await self._read_batch(queue, batch_id)
+            if isinstance(ended, End):
+                return ended
+            left = deadline - state.clock()
+            if left <= 0:
+                return None
+            await state.changes.wait(changed, left if retry_in_s is None else min(left, retry_in_s))
+
+    async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
+        state, queue = self._state, self._state.queue(model_id)
+
+        async def write() -> None:
+            ids = row_ids(queue.taken(batch_id))
+            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step)
+            queue.consumed(batch_id)
+            state.accounts[model_id].settle(TRAINED, len(ids))
+            state.changes.notify()
+
+        await state.serial.exclusively(write())
+
+    async def drop(self, model_id: str, batch_id: str, reason: str) -> None:
+        state, queue = self._state, self._state.queue(model_id)
+        check_drop_reason(reason)
+
+        async def write() -> None:
+            ids = row_ids(queue.taken(batch_id))
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, reason)])
+            queue.dropped(batch_id)
+            state.accounts[model_id].settle(reason, len(ids))
+            state.changes.notify()
+
+        await state.serial.exclusively(write())
+
+    async def give_back(self, model_id: str, batch_id: str) -> None:
+        queue = self._state.queue(model_id)
+        await self._state.serial.exclusively(self._give_back(queue, batch_id, failed=True))
+
+    async def retire(self, model_id: str) -> None:
+        state, queue = self._state, self._state.queue(model_id)
+
+        async def settle() -> None:
+            waiting = queue.waiting()
+            ids = row_ids(waiting) + state.open_row_ids(model_id)
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
+            queue.retired = True
+            queue.discard(waiting)
+            state.forget_open_rows(model_id)
+            state.accounts[model_id].settle(RETIRED, len(ids))
+            state.changes.notify()
+
+        await state.serial.exclusively(settle())
+
+    async def _reserve(self, queue: GroupQueue, groups: int, version: Version) -> tuple[str, float | None]:
+        """Drop what may not be trained, move a batch to taken. Returns its id ("": none yet) and when to look again."""
+        state = self._state
+        if queue.retired or not state.is_current(queue):
+            return "", None
+        plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
+        if plan.drops:
+            changes = [FateChange(row_ids(dropped), reason) for reason, dropped in plan.drops.items()]
+            await state.serial.on_disk(state.ledger.set_fates, changes)
+            for change in changes:
+                state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
+        changed = queue.moves(version) or bool(plan.drops or plan.ready)
+        batch_id = queue.apply_take(plan, groups, version)
+        if changed:
+            state.changes.notify()
+        return batch_id, plan.retry_in_s
+
+    async def _give_back(self, queue: GroupQueue, batch_id: str, *, failed: bool) -> None:
+        state = self._state
+        if not state.is_current(queue):
+            return  # its rows wait in the new queue already
+        groups = [group.given_back() if failed else group for group in queue.taken(batch_id)]
+        again = [] if queue.retired else [g for g in groups if g.give_backs <= state.spec.max_give_backs]
+        gone = row_ids([group for group in groups if group not in again])
+        if gone:
+            reason = RETIRED if queue.retired else POISON
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, reason)])
+            state.accounts[queue.model_id].settle(reason, len(gone))
+        queue.give_back(batch_id, again)
+        state.changes.notify()
+
+    def _undo_reserve(self, queue: GroupQueue, reserving: asyncio.Future) -> None:
+        """Nobody waits for this batch any more: it must not stay taken."""
+        if reserving.cancelled() or reserving.exception() is not None:
+            return
+        batch_id, _ = reserving.result()
+        if batch_id:
+            undo = self._state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
+            self._undoing = asyncio.ensure_future(undo)  # a reference keeps the task alive
+
+    async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
+        state = self._state
+        taken = queue.taken(batch_id)
+        try:
+            rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
+        except BaseException:
+            await state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
+            raise
+        return TakenBatch(
+            batch_id=batch_id,
+            groups=tuple(
+                Group(group.group_id, group.agent_id, tuple(next(rows) for _ in group.rows)) for group in taken
+            ),
+            queue_groups=len(queue),
+            dropped=dict(state.accounts[queue.model_id].dropped),
+        )

@@ -1,0 +1,222 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The ledger: transactions, restores, and what a reader of the file can rely on (invariants 2, 3 and 4)."""
+
+import sqlite3
+
+import pytest
+
+from recipe.multi_policy_async.ingest import reasons
+from recipe.multi_policy_async.ingest.ledger import FateChange, Ledger, NewRow, TerminalCommit
+from recipe.multi_policy_async.ingest.row_codec import encode_arrays
+from recipe.multi_policy_async.tests.fakes.workflow_records import (
+    PLANNER,
+    SOLVER,
+    finish_task,
+    queue_spec,
+    record,
+    trajectory,
+    with_ingestor,
+)
+from recipe.multi_policy_async.trajectory import Version, WorkflowId
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite", synchronous="normal")
+    yield ledger
+    ledger.close()
+
+
+def _commit(ledger, workflow_id: str, first_row: int, fates=(None, None), closed=1):
+    rows = [trajectory(workflow_id, row=i) for i in range(len(fates))]
+    ledger.issue(WorkflowId.parse(workflow_id), 1, 0.0)
+    ledger.commit_terminal(
+        TerminalCommit(
+            record=record(workflow_id, *rows),
+            digest=b"digest",
+            answer={PLANNER: len(rows)},
+            rows=[
+                NewRow(first_row + i, row, "group", fate, encode_arrays(row))
+                for i, (row, fate) in enumerate(zip(rows, fates, strict=True))
+            ],
+            closed=closed,
+        )
+    )
+
+
+def test_a_terminal_record_and_its_rows_are_committed_together_or_not_at_all(ledger):
+    _commit(ledger, "e0-t0-s0-a0", 1)
+    with pytest.raises(sqlite3.IntegrityError):
+        _commit(ledger, "e0-t1-s0-a0", 2, closed=2)  # row id 2 exists
+    assert ledger.outcome("e0-t1-s0-a0") == (None, None, {})
+    assert ledger.counts() == {PLANNER: {None: 2}}
+
+
+def test_a_second_terminal_attempt_of_one_sample_is_impossible_in_the_file_itself(ledger):
+    _commit(ledger, "e0-t0-s0-a0", 1)
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger._db.execute(
+            "INSERT INTO workflows (workflow_id, task_key, sample, attempt, issued_at, status) "
+            "VALUES ('e0-t0-s0-a1', 'e0-t0', 0, 1, 0, 'ok')"
+        )
+
+
+def test_a_row_gets_one_fate_only(ledger):
+    _commit(ledger, "e0-t0-s0-a0", 1)
+    ledger.set_fates([FateChange([1], reasons.STALE)])
+    with pytest.raises(AssertionError, match="invariant 3"):
+        ledger.set_fates([FateChange([2], reasons.STALE), FateChange([1], reasons.SURPLUS)])
+    with pytest.raises(AssertionError, match="invariant 2"):
+        ledger.consume([2, 1], incarnation=0, step=1)
+    assert ledger.counts() == {PLANNER: {None: 1, "stale": 1}}, "the failed transactions left nothing"
+
+
+def test_a_fate_outside_the_closed_list_is_impossible_in_the_file_itself(ledger):
+    _commit(ledger, "e0-t0-s0-a0", 1)
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.set_fates([FateChange([1], "lost")])
+
+
+def test_many_rows_are_settled_and_read_in_the_order_asked_for(ledger):
+    _commit(ledger, "e0-t0-s0-a0", 1, fates=(None,) * 1203)
+    ids = list(range(1203, 0, -1))
+    assert [row.turn for row in ledger.read(ids)] == [row_id - 1 for row_id in ids]
+    ledger.consume(ids, incarnation=0, step=7)
+    assert ledger.counts() == {PLANNER: {"trained": 1203}}
+
+
+def test_a_row_without_its_payload_is_a_clear_error(ledger):
+    _commit(ledger, "e0-t0-s0-a0", 1)
+    ledger._db.execute("DELETE FROM payloads WHERE row_id = 2")
+    with pytest.raises(ValueError, match=r"no payload for rows \[2\]"):
+        ledger.read([1, 2])
+
+
+def test_a_ledger_of_another_schema_is_refused(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite", synchronous="normal")
+    ledger._db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    ledger.close()
+    with pytest.raises(ValueError, match="schema version 99"):
+        Ledger(tmp_path / "ledger.sqlite", synchronous="normal")
+
+
+# -- restarts and restores ---------------------------------------------------------------------------------------------
+
+
+async def _train(ingestor, step: int, tasks: list[int], incarnation: int = 0) -> None:
+    """Finish tasks sampled by version ``step - 1`` and train them in the step that leads to ``step``."""
+    for task in tasks:
+        await finish_task(ingestor, task, version=step - 1, incarnation=incarnation)
+    batch = await ingestor.take(PLANNER, len(tasks), Version(incarnation, step - 1), 5)
+    await ingestor.mark_consumed(PLANNER, batch.batch_id, step, incarnation)
+
+
+async def _take_all(ingestor, incarnation: int, number: int) -> list[str]:
+    await ingestor.end_of_data()
+    batch = await ingestor.take(PLANNER, 100, Version(incarnation, number), 0.05)
+    return [group.group_id.split("/")[0] for group in getattr(batch, "groups", ())]
+
+
+def test_a_restart_finds_open_queued_taken_and_in_flight_work_as_it_was(tmp_path):
+    async def before(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await finish_task(ingestor, 0)
+        await finish_task(ingestor, 1)
+        await ingestor.take(PLANNER, 1, Version(0, 0), 1)  # taken, never settled
+        for sample in range(2):
+            await ingestor.issue(f"e0-t2-s{sample}-a0", 3)
+        await ingestor.ingest(record("e0-t2-s0-a0", trajectory("e0-t2-s0-a0")))
+
+    async def after(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        unfinished = await ingestor.unfinished()
+        for workflow_id in unfinished["e0-t2"][0]:
+            await ingestor.issue(workflow_id, 3)
+            await ingestor.ingest(record(workflow_id, trajectory(workflow_id)))
+        batch = await ingestor.take(PLANNER, 3, Version(1, 0), 1)
+        return unfinished, batch, (await ingestor.stats())[PLANNER]
+
+    with_ingestor(tmp_path, before)
+    unfinished, batch, stats = with_ingestor(tmp_path, after)
+    assert unfinished == {"e0-t2": (["e0-t2-s1-a1", "e0-t2-s2-a0"], 3)}
+    assert [(group.group_id, len(group.trajectories)) for group in batch.groups] == [
+        ("e0-t0/planner", 2),
+        ("e0-t1/planner", 2),
+        ("e0-t2/planner", 3),
+    ]
+    assert stats["unaccounted"] == 0 and stats["accepted"] == 7
+
+
+def test_a_policy_restored_at_a_step_trains_again_what_only_lost_weights_have_seen(tmp_path):
+    """Invariant 2 in the lineage of the surviving weights; rows sampled by lost weights are not trained."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _train(ingestor, 1, [0])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "checkpoints/1")
+        await _train(ingestor, 2, [1])  # sampled by version 1, which survives
+        await _train(ingestor, 3, [2])  # sampled by version 2, which is lost
+        await finish_task(ingestor, 3, version=1)
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+        tasks = await _take_all(ingestor, incarnation, 1)
+        return incarnation, tasks, (await ingestor.stats())[PLANNER]
+
+    incarnation, tasks, stats = with_ingestor(tmp_path, scenario)
+    assert incarnation == 1 and tasks == ["e0-t1", "e0-t3"]
+    assert stats["trained"] == 2 and stats["dropped"] == {"rolled_back": 2} and stats["unaccounted"] == 0
+
+
+def test_rows_of_a_lost_branch_stay_lost_after_a_second_restore(tmp_path):
+    """Restored twice at version 1 of incarnation 0: version 2 of incarnation 1 is lost, version 1 of both is not."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _train(ingestor, 1, [0])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "checkpoints/1")
+        await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+        await _train(ingestor, 2, [1], incarnation=1)
+        await finish_task(ingestor, 2, version=2, incarnation=1)
+        await finish_task(ingestor, 3, version=1, incarnation=0)
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+        return incarnation, await _take_all(ingestor, incarnation, 1)
+
+    # Task 1 was sampled by version 1 of incarnation 1: the restored weights under another name.
+    assert with_ingestor(tmp_path, scenario) == (2, ["e0-t1", "e0-t3"])
+
+
+def test_the_other_policy_keeps_what_it_trained_when_one_is_restored(tmp_path):
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        for model_id in (PLANNER, SOLVER):
+            batch = await ingestor.take(model_id, 1, Version(0, 0), 1)
+            await ingestor.mark_consumed(model_id, batch.batch_id, 1, 0)
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        return await ingestor.stats()
+
+    stats = with_ingestor(tmp_path, scenario)
+    assert (stats[PLANNER]["trained"], stats[PLANNER]["queued"]) == (0, 2), "a fresh start has seen nothing"
+    assert (stats[SOLVER]["trained"], stats[SOLVER]["queued"]) == (2, 0), "invariant 7"
+
+
+def test_an_unknown_checkpoint_is_refused_and_starts_nothing(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        with pytest.raises(ValueError, match=r"no checkpoint of planner_model at \(0, 5\)"):
+            await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 5))
+        return await ingestor.register_policy(PLANNER, queue_spec(), True)
+
+    assert with_ingestor(tmp_path, scenario) == 1
