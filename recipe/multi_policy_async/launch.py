@@ -89,7 +89,9 @@ def create_gateways(job: JobSpec, ingestor: Any) -> list[Any]:
 
 def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateways: list[Any]) -> Any:
     actor = ray.remote(num_cpus=0, max_concurrency=RUNTIME_THREADS)(ModelAsyncRuntime)
-    return actor.remote(job.models[model_id], job.gateway, ingestor, gateways, job.run.dir, job.ingest.poll_s)
+    return actor.remote(
+        job.models[model_id], job.gateway, job.checkpoint, ingestor, gateways, job.run.dir, job.ingest.poll_s
+    )
 
 
 def create_workflow_driver(job: JobSpec, ingestor: Any, gateway_url: str, control_key: str) -> Any:

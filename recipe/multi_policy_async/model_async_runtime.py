@@ -34,8 +34,9 @@ from typing import Any
 
 import ray
 
+from .checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint
 from .component import enter_component
-from .configuration.schema import PolicySpec
+from .configuration.schema import CheckpointSpec, PolicySpec
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import ModelBinding, ModelState
 from .multi_model_metrics import PhaseReport, StepReport
@@ -44,6 +45,8 @@ from .runtime.version_tracker import VersionTracker
 from .trajectory import Version
 
 logger = logging.getLogger(__name__)
+
+Report = StepReport | PhaseReport | SavedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class ModelAsyncRuntime:
     Args:
         policy: the model's resolved specification.
         gateway: the gateway's settings (which upstream, the router's).
+        checkpoint: when to save.
         ingestor: handle of the ingestor actor.
         gateways: handles of the gateway actors.
         run_dir: the job's directory.
@@ -78,6 +82,7 @@ class ModelAsyncRuntime:
         self,
         policy: PolicySpec,
         gateway: GatewaySpec,
+        checkpoint: CheckpointSpec,
         ingestor: Any,
         gateways: Sequence[Any],
         run_dir: Path,
@@ -87,11 +92,12 @@ class ModelAsyncRuntime:
         self.model_id = policy.model_id
         self.policy = policy
         self.config = policy.verl_config()
+        self.checkpoints = CheckpointSchedule(checkpoint, run_dir / "checkpoints" / policy.model_id)
         self.ingestor = ingestor
         self.run_dir = run_dir
         self.poll_s = poll_s
         self.incarnation = 0
-        self._reports: queue.Queue[StepReport | PhaseReport] = queue.Queue()
+        self._reports: queue.Queue[Report] = queue.Queue()
 
         # verl is imported here and not above: the driver imports this module too and needs no torch.
         from .runtime.rollout_runtime import RolloutRuntime
@@ -146,7 +152,7 @@ class ModelAsyncRuntime:
         ray.get(self.ingestor.retire.remote(self.model_id))
         return TrainingOutcome(self.model_id, self.trainer.current_param_version, self.policy.target_updates)
 
-    def next_reports(self, timeout_s: float) -> list[StepReport | PhaseReport]:
+    def next_reports(self, timeout_s: float) -> list[Report]:
         """Reports since the last call; waits up to ``timeout_s`` seconds for the first."""
         try:
             reports = [self._reports.get(timeout=timeout_s)]
@@ -197,6 +203,8 @@ class ModelAsyncRuntime:
             tracking=tracking,
             incarnation=self.incarnation,
             target_version=self.policy.target_updates,
+            checkpoints=self.checkpoints,
+            on_saved=self._reports.put,
             on_step=self._reports.put,
             on_phase=lambda phase, version: self._reports.put(PhaseReport(self.model_id, phase, version, time.time())),
         )

@@ -30,6 +30,7 @@ from typing import Any
 
 import ray
 
+from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
 from .gateway_binding_registry import ModelBinding
 from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
@@ -66,6 +67,7 @@ class MultiModelDisaggregateTrainer:
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
+        self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir / "checkpoints")
         self.gateways = create_gateways(self.job, self.ingestor)
         self.runtimes = {
             model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways) for model_id in self.job.models
@@ -156,6 +158,8 @@ class MultiModelDisaggregateTrainer:
             if isinstance(report, StepReport):
                 counts = (await self.ingestor.stats.remote())[model_id]
                 self.metrics.step(report, counts)
+            elif isinstance(report, SavedCheckpoint):
+                await self.checkpoints.commit(report)
 
     async def _report_all(self) -> None:
         for model_id in self.trained:

@@ -28,6 +28,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
 
+from ..checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint, describe_checkpoint
 from ..ingest.batch_source import BatchSource, End, ProducerDied
 from ..multi_model_metrics import StepReport
 from ..trajectory import Version
@@ -102,6 +103,8 @@ class PolicyTrainer(trainer_base_class()):
         tracking: prefixed metrics.
         incarnation: of the versions that this trainer makes.
         target_version: the trainer retires there; ``None`` trains until the data ends.
+        checkpoints: when to save, and where.
+        on_saved: called when a checkpoint's files are on disk.
         on_step: called with a report after every training step.
         on_phase: called with ``(phase, version)`` when a phase begins; the supervisor holds a deadline per phase.
     """
@@ -118,6 +121,8 @@ class PolicyTrainer(trainer_base_class()):
         tracking: PolicyTracking,
         incarnation: int,
         target_version: int | None,
+        checkpoints: CheckpointSchedule,
+        on_saved: Callable[[SavedCheckpoint], None],
         on_step: Callable[[StepReport], None],
         on_phase: Callable[[str, int], None],
     ):
@@ -136,6 +141,8 @@ class PolicyTrainer(trainer_base_class()):
         self.progress_bar = tqdm(disable=True)
         self._source = source
         self._make_synchronizer = make_synchronizer
+        self._checkpoints = checkpoints
+        self._on_saved = on_saved
         self._on_step = on_step
         self._on_phase = on_phase
         self._batch: AssembledBatch | None = None
@@ -225,6 +232,23 @@ class PolicyTrainer(trainer_base_class()):
         logger.warning("dropped a step: %s", error)
         if self._non_finite_in_a_row >= MAX_NON_FINITE_IN_A_ROW:
             raise error
+
+    def _fit_save_checkpoint(self, force: bool = False) -> None:
+        """Upstream saves by its own frequency, also in mid-cycle; ours only at a version boundary, by the job's.
+
+        Args:
+            force: training has ended.
+        """
+        version = Version(self.incarnation, self.current_param_version)
+        at_boundary = self.local_trigger_step == 1 and self.current_param_version != self.last_ckpt_version
+        if not at_boundary or not self._checkpoints.is_due(version, last=force):
+            return
+        self._on_phase("save", self.current_param_version)
+        folder = self._checkpoints.folder(self.incarnation)
+        self.config.trainer.default_local_dir = str(folder)
+        self._save_checkpoint()
+        self.last_ckpt_version = self.current_param_version
+        self._on_saved(describe_checkpoint(self.model_id, version, folder / f"global_step_{version.number}"))
 
     def _fit_postprocess_step(self) -> None:
         """Upstream aggregates the metrics; ours also reports the step."""
