@@ -20,14 +20,14 @@ Exit codes: 0 every trained policy reached what ``stop.by`` asks, 1 the job fail
 """
 
 import argparse
-import os
+import signal
 import sys
 from pathlib import Path
 
 from .configuration.compose import DEFAULT_CONFIG, compose_job
-from .configuration.errors import ConfigError
+from .configuration.errors import ConfigError, Problem
 from .configuration.explain import explain, write_resolved
-from .configuration.resources import ResourcesError
+from .configuration.resources import ResourcesError, check
 from .configuration.schema import JobSpec
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
@@ -46,6 +46,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the job that the command line describes; returns the exit code."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Ray is shut down at start-up too
     try:
         job = compose_job(arguments.config_name, arguments.overrides, arguments.config_dir)
         if arguments.explain:
@@ -57,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except SystemExit as stop:  # while it starts, Ray exits on SIGTERM by itself, with the signal's number
+        return EXIT_INTERRUPTED if stop.code == signal.SIGTERM else EXIT_FAILED
 
 
 def launch(job: JobSpec) -> int:
@@ -68,10 +71,9 @@ def launch(job: JobSpec) -> int:
     """
     claim_run_dir(job)
     write_resolved(job)
-    import ray
+    import ray  # here: --explain and a refused configuration need none
 
     from .configuration.ray_cluster import available_nodes, connect
-    from .configuration.resources import check
 
     try:
         connect(job)
@@ -89,8 +91,6 @@ def claim_run_dir(job: JobSpec) -> None:
     Raises:
         ConfigError: it holds a run already.
     """
-    from .configuration.errors import Problem
-
     if (job.run.dir / "config").exists():
         raise ConfigError([Problem("run.dir", "holds another run", str(job.run.dir), fix="name a new folder")])
     job.run.dir.mkdir(parents=True, exist_ok=True)
@@ -98,5 +98,4 @@ def claim_run_dir(job: JobSpec) -> None:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)
-    os.environ.setdefault("HYDRA_FULL_ERROR", "0")
     sys.exit(main())

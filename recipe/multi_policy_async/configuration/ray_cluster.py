@@ -41,15 +41,18 @@ def environment(job: JobSpec) -> dict[str, str]:
 def init_arguments(job: JobSpec) -> dict[str, Any]:
     """Arguments of ``ray.init``: the user's, and what they leave null.
 
-    A Ray started here is local: it binds loopback, and its processes inherit this environment, which is quicker than a
-    runtime environment. On a running cluster (``ray_init.address`` or RAY_ADDRESS) a runtime environment carries it.
+    Without an address (``ray_init.address`` or RAY_ADDRESS) a Ray of our own is started, also where another one runs:
+    it binds loopback, and its processes inherit this environment, which is quicker than a runtime environment. On a
+    running cluster a runtime environment carries it.
     """
     given = {key: value for key, value in job.ray_kwargs.ray_init.items() if value is not None}
+    given.setdefault("logging_level", logging.WARNING)
     if given.get("address") or os.environ.get("RAY_ADDRESS"):
         runtime = dict(given.get("runtime_env") or {})
         runtime["env_vars"] = {**environment(job), **(runtime.get("env_vars") or {})}
         return {**given, "runtime_env": runtime}
-    return {"_node_ip_address": LOOPBACK, "log_to_driver": False, **local_ray_resources(job), **given}
+    local = {"address": "local", "_node_ip_address": LOOPBACK, "log_to_driver": False}
+    return {**local, **local_ray_resources(job), **given}
 
 
 def connect(job: JobSpec) -> None:
@@ -57,7 +60,7 @@ def connect(job: JobSpec) -> None:
     os.environ.update(environment(job))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    ray.init(logging_level=logging.WARNING, **init_arguments(job))
+    ray.init(**init_arguments(job))
 
 
 def available_nodes() -> list[Node]:

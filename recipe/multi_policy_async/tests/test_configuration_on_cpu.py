@@ -13,6 +13,7 @@
 # limitations under the License.
 """Composing a job: layers, derived settings, and every problem named at once."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,24 @@ def test_composing_imports_neither_torch_nor_verl_nor_ray(tmp_path):
         "sys.exit(', '.join({'torch', 'verl', 'ray', 'transformers'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", script, *tiny_overrides(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_verl_itself_accepts_the_composed_tree(tmp_path):
+    """verl's dataclasses know every key, and its own checks pass."""
+    script = (
+        "import sys; from recipe.multi_policy_async.configuration.compose import compose_job\n"
+        "from verl.utils.config import omega_conf_to_dataclass, validate_config\n"
+        "for policy in compose_job('planner_solver_tiny', sys.argv[1:]).models.values():\n"
+        "    config = policy.verl_config()\n"
+        "    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)\n"
+        "    assert rollout.custom['namespace'] == policy.namespace\n"
+        "    omega_conf_to_dataclass(config.algorithm)\n"
+        "    validate_config(config, use_reference_policy=False, use_critic=False)\n"
+    )
+    overrides = tiny_overrides(tmp_path)
+    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
+    done = subprocess.run([sys.executable, "-c", script, *overrides], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,16 +13,19 @@
 # limitations under the License.
 """The entry point: exit codes, one clear message, nothing started for a job that cannot run."""
 
+import ipaddress
 import os
+import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import yaml
 
 from ..configuration import ray_cluster
-from ..main_multi_policy import EXIT_CONFIG, main
+from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, main
 from .config_fixtures import PLANNER, SOLVER, tiny_job, tiny_overrides
 
 SECONDS = 120  # on a busy machine; a second or two on a quiet one, eight with Ray
@@ -115,10 +118,14 @@ def test_a_run_directory_is_never_shared_by_two_runs(tmp_path, capsys):
 
 
 class TestRayArguments:
+    def test_a_ray_that_runs_on_the_machine_is_not_joined_by_chance(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        assert ray_cluster.init_arguments(tiny_job(tmp_path))["address"] == "local"
+
     def test_a_ray_of_our_own_binds_loopback_and_inherits_the_environment(self, tmp_path, monkeypatch):
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         arguments = ray_cluster.init_arguments(tiny_job(tmp_path))
-        assert arguments["_node_ip_address"] == "127.0.0.1"
+        assert ipaddress.ip_address(arguments["_node_ip_address"]).is_loopback
         assert arguments["num_gpus"] == 4
         assert "runtime_env" not in arguments
 
@@ -151,3 +158,18 @@ def test_too_few_resources_end_in_a_table_before_any_actor_starts(tmp_path):
     assert "too few GPUs: the job needs 4, the cluster has 2" in done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - started < SECONDS
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_ray_starts_leaves_no_process_behind(tmp_path, signum):
+    command = [sys.executable, "-m", "recipe.multi_policy_async.main_multi_policy", "-cn", "planner_solver_tiny"]
+    with subprocess.Popen([*command, *tiny_overrides(tmp_path)], stderr=subprocess.DEVNULL) as job:
+        deadline = time.monotonic() + SECONDS
+        while not (started := psutil.Process(job.pid).children(recursive=True)):
+            assert job.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(signum)
+        assert job.wait(SECONDS) == EXIT_INTERRUPTED
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
