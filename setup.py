@@ -49,8 +49,16 @@ CPU = [
     "gguf==0.19.0",
 ]
 
-# SGLang pins a transformers that verl excludes: no resolver can install both. docs/gpu.md gives the order that works.
-GPU = ["reasoning-gym==0.1.25"]
+# sglang 0.5.12 pins a transformers that verl 0.9.1 excludes: install with scripts/gpu_overrides.txt (docs/gpu.md).
+GPU = [
+    "torch==2.11.0",
+    "torchvision==0.26.0",
+    "transformers==5.9.0",
+    "sglang==0.5.12",
+    "cupy-cuda13x==14.0.1",
+    "pyzmq",
+    "reasoning-gym==0.1.25",
+]
 
 DEV = [
     "hypothesis==6.170.17",

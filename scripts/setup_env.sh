@@ -68,7 +68,7 @@ setup_env() {
   done
   if [ ${#missing[@]} -gt 0 ]; then
     case " ${missing[*]} " in
-      *" gpu "*) _install_gpu ;;
+      *" gpu "*) _install_gpu "$(IFS=,; printf '%s' "$*")" ;;
       *) _install_cpu "$(IFS=,; printf '%s' "$*")" ;;
     esac
     for extra in "${missing[@]}"; do printf '%s\n' "$wanted" >"$prefix/.multi_policy_async-$extra"; done
@@ -87,12 +87,10 @@ _install_cpu() {
   _pip -e "$ROOT[$1]"
 }
 
-# The servers' stack is the user's, since no resolver can install it (docs/gpu.md); the recipe is added to it.
+# Only uv can install sglang beside verl, with the override that docs/gpu.md explains.
 _install_gpu() {
-  if ! "$PYTHON" -c 'from importlib.metadata import version; version("sglang"); version("verl")' 2>/dev/null; then
-    _say "verl and sglang are not installed: docs/gpu.md gives the order that works" >&2
-    return 1
-  fi
-  _pip --no-deps -e "$ROOT"
-  _pip aiohttp cachetools fastapi httpx openai orjson prometheus-client sglang-router==0.3.2 uvicorn
+  _compiler
+  _pip uv
+  _say "installing multi_policy_async[$1]: verl, sglang and CUDA builds of torch (several gigabytes)"
+  "$PYTHON" -m uv pip install --quiet --python "$PYTHON" --override "$ROOT/scripts/gpu_overrides.txt" -e "$ROOT[$1]"
 }

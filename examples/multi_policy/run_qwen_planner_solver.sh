@@ -81,6 +81,12 @@ overrides=(device="$DEVICE" run.dir="$RUN_DIR")
 [ -z "$GROUP_SIZE" ] || overrides+=(workflow.n="$GROUP_SIZE")
 [ -z "$LR" ] || overrides+=(policy_defaults.actor_rollout_ref.actor.optim.lr="$LR")
 
+if [ "$DEVICE" = gpu ] && ! "$PYTHON" -c 'import flash_attn' 2>/dev/null; then
+  echo "flash-attn is not installed: training with torch's attention on padded rows, which is slower (docs/gpu.md)"
+  overrides+=(policy_defaults.actor_rollout_ref.model.use_remove_padding=false)
+  overrides+=(policy_defaults.actor_rollout_ref.model.override_config.attn_implementation=sdpa)
+fi
+
 "$PYTHON" -m recipe.multi_policy_async.main_multi_policy \
   --config-name "planner_solver_$MODEL_KIND" "${overrides[@]}" "$@"
 
