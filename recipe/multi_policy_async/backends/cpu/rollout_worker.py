@@ -40,6 +40,9 @@ from .sampling import InvalidRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+# Longer than a router keeps an idle connection (90 s), else it sends a request into one that is just being closed.
+KEEP_ALIVE_S = 120
+
 _STOP_REASONS = {"stop": "completed", "length": "length", "abort": "aborted"}
 
 
@@ -101,7 +104,14 @@ class HFRolloutWorker(CheckpointEngineWorker):
     async def launch_server(self) -> tuple[str, int]:
         """Open the HTTP surface on this node's address, on a free port; returns both."""
         host = ray.util.get_node_ip_address().strip("[]")
-        config = uvicorn.Config(build_app(self._service), host=host, port=0, log_level="error", lifespan="off")
+        config = uvicorn.Config(
+            build_app(self._service),
+            host=host,
+            port=0,
+            log_level="error",
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve())
         while not self._server.started:
