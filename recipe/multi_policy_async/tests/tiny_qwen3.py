@@ -34,7 +34,7 @@ def tiny_qwen3(seed: int = 0, layers: int = 2) -> Qwen3ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=256,
+        max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.3,  # far from uniform, so that a wrong cache shows in the log-probs
         bos_token_id=None,

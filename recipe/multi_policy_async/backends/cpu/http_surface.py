@@ -86,7 +86,7 @@ def build_app(service: RolloutService) -> FastAPI:
         probe = service.generate(f"HEALTH_CHECK_{uuid.uuid4().hex}", [0], SamplingParams(1, temperature=0))
         try:
             await asyncio.wait_for(probe, _HEALTH_TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return Response("no token in time\n", status_code=503)
         return Response()
 
