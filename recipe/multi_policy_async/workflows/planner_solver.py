@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from .base import Outcome, Task
 from .scoring import REASONING_GYM, extract_answer, is_number, score_message
 
 
@@ -35,22 +36,22 @@ class PlannerSolver:
         self._planner_prompt = planner_prompt
         self._solver_prompt = solver_prompt
 
-    async def run(self, task: Mapping[str, Any], agents: Mapping[str, Any]) -> float:
+    async def run(self, task: Task, agents: Mapping[str, Any]) -> Outcome:
         """Play one episode.
 
         Args:
-            task: a dataset row in verl's RLHF columns (``assets/prepare_tasks.py``, or verl's GSM8K preparation).
+            task: a row of ``assets/prepare_tasks.py``, or of verl's GSM8K preparation.
             agents: agent id -> agent with ``async chat(messages) -> str``.
 
         Returns:
-            The score of the final message, usually in [0, 1]; it goes to all agents.
+            The score of the final message, usually in [0, 1], as everybody's reward.
         """
         plan, message = await self.plan_and_solve(task, agents)
-        return await score(task, message)
+        return await judge(task, message, plan=plan)
 
-    async def plan_and_solve(self, task: Mapping[str, Any], agents: Mapping[str, Any]) -> tuple[str, str]:
+    async def plan_and_solve(self, task: Task, agents: Mapping[str, Any]) -> tuple[str, str]:
         """The planner's and the solver's messages."""
-        plan = await ask(agents["planner"], self._planner_prompt, question=question_of(task))
+        plan = await ask(agents["planner"], self._planner_prompt, question=task.question)
         return plan, await ask(agents["solver"], self._solver_prompt, plan=plan)
 
 
@@ -72,24 +73,21 @@ class PlannerSolverVerifier(PlannerSolver):
         self._verifier_prompt = verifier_prompt
         self._check_from_terms = check_from_terms
 
-    async def run(self, task: Mapping[str, Any], agents: Mapping[str, Any]) -> float:
+    async def run(self, task: Task, agents: Mapping[str, Any]) -> Outcome:
         plan, message = await self.plan_and_solve(task, agents)
-        if self.needs_check(task, message):
-            message = await ask(agents["verifier"], self._verifier_prompt, plan=plan, answer=message)
-        return await score(task, message)
+        if not self.needs_check(task, message):
+            return await judge(task, message, plan=plan)
+        checked = await ask(agents["verifier"], self._verifier_prompt, plan=plan, answer=message)
+        return await judge(task, checked, plan=plan, unchecked_answer=message)
 
-    def needs_check(self, task: Mapping[str, Any], message: str) -> bool:
-        if extract_answer(message, is_number(str(task["reward_model"]["ground_truth"]))) is None:
+    def needs_check(self, task: Task, message: str) -> bool:
+        """Whether the solver's message goes to the verifier."""
+        if extract_answer(message, is_number(str(task.ground_truth))) is None:
             return True
         if not task["data_source"].startswith(REASONING_GYM):
             return False
         entry = json.loads(task["extra_info"]["entry"])
         return entry["metadata"].get("num_terms", 0) >= self._check_from_terms
-
-
-def question_of(task: Mapping[str, Any]) -> str:
-    """The last user message of the row's ``prompt``."""
-    return next(message["content"] for message in reversed(list(task["prompt"])) if message["role"] == "user")
 
 
 async def ask(agent: Any, prompt: str, **parts: str) -> str:
@@ -99,6 +97,6 @@ async def ask(agent: Any, prompt: str, **parts: str) -> str:
     return await agent.chat([{"role": "user", "content": prompt}])
 
 
-async def score(task: Mapping[str, Any], message: str) -> float:
-    """In a thread: verifiers may be slow, and the first one is imported here."""
-    return await asyncio.to_thread(score_message, task, message)
+async def judge(task: Task, message: str, **info: str) -> Outcome:
+    """Score the final message, in a thread: verifiers may be slow, and the first one is imported here."""
+    return Outcome(await asyncio.to_thread(score_message, task, message), info={"answer": message, **info})

@@ -15,9 +15,11 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+
+from .base import Task
 
 REASONING_GYM = "reasoning_gym/"
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -43,7 +45,7 @@ def extract_answer(text: str, numeric: bool) -> str | None:
     return text.strip() or None
 
 
-def score_message(task: Mapping[str, Any], text: str) -> float:
+def score_message(task: Task, text: str) -> float:
     """Score of a model's final message for one dataset row, by the dataset's own verifier.
 
     Args:
@@ -55,7 +57,7 @@ def score_message(task: Mapping[str, Any], text: str) -> float:
         NotImplementedError: verl knows no scorer for the ``data_source``.
     """
     source = task["data_source"]
-    truth = str(task["reward_model"]["ground_truth"])
+    truth = str(task.ground_truth)
     if source.startswith(REASONING_GYM):
         answer = extract_answer(text, is_number(truth))
         entry = json.loads(task["extra_info"]["entry"])
