@@ -56,7 +56,8 @@ class ModelBinding:
     verl_client: Any | None = None  # verl's LLMServerClient, for upstream=verl_client
     partial_rollout: bool = True  # False: an aborted call starts again from its prompt
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking: false
-    tool_parser: str = "hermes"  # see gateway/tool_parsing.py
+    tool_parser: str = "hermes"  # see gateway/output_parsing.py
+    split_reasoning: bool = False  # <think> blocks go to reasoning_content
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_length", "max_response_length", "max_model_len"):

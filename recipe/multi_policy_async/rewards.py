@@ -33,8 +33,8 @@ def resolve_rewards(
 ) -> tuple[Trajectory, ...]:
     """Give every trajectory its reward.
 
-    A number goes to all trajectories; a mapping holds agent ids or trajectory ids, a trajectory id winning over its
-    agent's. A known agent without trajectories may be named: it simply was not called.
+    A number goes to all trajectories; a mapping holds trajectory ids, request ids (of a trajectory's first call) or
+    agent ids, the more special name winning. A known agent without trajectories may be named: it was not called.
 
     Args:
         agents: the agents of the job; other names in a mapping are faults.
@@ -51,7 +51,7 @@ def resolve_rewards(
     by_name: Mapping[str, float] = {}
     everywhere: float | None = None
     if isinstance(rewards, Mapping):
-        known = set(agents) | {t.trajectory_id for t in trajectories}
+        known = set(agents) | {t.trajectory_id for t in trajectories} | {t.request_id for t in trajectories}
         unknown = sorted(str(name) for name in rewards if name not in known)
         if unknown:
             raise ValueError(
@@ -64,7 +64,8 @@ def resolve_rewards(
 
     resolved = []
     for trajectory in trajectories:
-        reward = by_name.get(trajectory.trajectory_id, by_name.get(trajectory.agent_id, everywhere))
+        names = (trajectory.trajectory_id, trajectory.request_id, trajectory.agent_id)
+        reward = next((by_name[name] for name in names if name in by_name), everywhere)
         if reward is None and required and trajectory.model_id in trained_models:
             raise ValueError(
                 f"workflow {workflow_id}: trajectory {trajectory.trajectory_id} of trained model "

@@ -26,14 +26,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..trajectory import VersionSpan
 from .detokenizer import Detokenizer, StopScanner
 from .errors import GatewayError
+from .output_parsing import OutputParser, Parsed, PlainParser, ToolCall
 from .request import AgentRequest
 from .sampling import SamplingDecision
 from .upstream import TokenChunk
+
+if TYPE_CHECKING:
+    from .history import Prompt
 
 
 class CallState(str, Enum):
@@ -51,9 +55,9 @@ class Call:
     """One choice of one request: what was sent to the engine and exactly what it sampled.
 
     Attributes:
-        request_id: ``<workflow>.<agent>.<turn>`` and the choice after the first; attempts append ``#<k>``.
+        request_id: ``<workflow>:<agent>:<turn>``, with ``:<choice>`` after the first choice; attempts append ``#<k>``.
         ids, log_probs, versions: the sampled tokens up to and including the one that completed a stop string.
-        text: shown to the client, without special tokens and stop strings.
+        content, reasoning, tool_calls: as the client sees them, without special tokens and stop strings.
     """
 
     request_id: str
@@ -62,11 +66,13 @@ class Call:
     turn: int
     choice: int
     prompt_ids: list[int]
+    prompt: "Prompt"
     max_new_tokens: int
     sampling: SamplingDecision
     stop: tuple[str, ...]
     new_detokenizer: Callable[[], Detokenizer]
-    emit: Callable[["Call", str, int], None]
+    new_parser: Callable[[], PlainParser | OutputParser]
+    emit: Callable[["Call", Parsed], None]
     stream: bool
     top_logprobs: int = 0
 
@@ -77,8 +83,9 @@ class Call:
     log_probs: list[float] = field(default_factory=list)
     versions: list[Any] = field(default_factory=list)
     alternatives: list[list[tuple[float, int]]] = field(default_factory=list)
-    text: str = ""
-    message: dict[str, Any] | None = None  # the assistant message as the client got it, set at the end
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     cached_tokens: int = 0
     attempts: int = 0
     resumes: int = 0
@@ -87,8 +94,12 @@ class Call:
     first_token_at: float | None = None
     ended_at: float | None = None
     shown: bool = False  # the client may have seen a part of it
+    cut: bool = False  # the client sees less than was sampled: a stop string, or calls beyond the first
+    extended_by: "Call | None" = None  # the first call that goes on from this answer
+    bound: bool = False  # its prompt is too long to begin a row: it must go on in its parent's
     _detokenizer: Detokenizer | None = None
     _scanner: StopScanner | None = None
+    _parser: PlainParser | OutputParser | None = None
 
     def accept(self, chunk: TokenChunk) -> bool:
         """Take sampled tokens.
@@ -98,6 +109,7 @@ class Call:
         """
         if self._detokenizer is None:
             self._detokenizer, self._scanner = self.new_detokenizer(), StopScanner(self.stop)
+            self._parser = self.new_parser()
         if self.first_token_at is None and chunk.ids:
             self.first_token_at = time.time()
         pieces, taken, stopped = [], 0, False
@@ -105,7 +117,7 @@ class Call:
             pieces.append(self._scanner.feed(self._detokenizer.feed(token_id)))
             taken += 1
             if self._scanner.matched is not None:
-                stopped = True
+                stopped = self.cut = True
                 break
         self.ids += chunk.ids[:taken]
         self.log_probs += chunk.log_probs[:taken]
@@ -117,10 +129,12 @@ class Call:
 
     def finish(self, reason: str) -> None:
         """The last token is in: ``stop`` or ``length``."""
-        if self._detokenizer is not None and self._scanner.matched is None:
-            rest = self._scanner.feed(self._detokenizer.flush())
-            self._show(rest if self._scanner.matched is not None else rest + self._scanner.flush())
-        self.finish_reason = reason
+        if self._detokenizer is not None:
+            if self._scanner.matched is None:
+                rest = self._scanner.feed(self._detokenizer.flush())
+                self._show(rest if self._scanner.matched is not None else rest + self._scanner.flush())
+            self._publish(self._parser.finish(self.ids))
+        self.finish_reason = "tool_calls" if self.tool_calls and reason == "stop" else reason
         self.state = CallState.DONE
         self.ended_at = time.time()
 
@@ -132,14 +146,23 @@ class Call:
         """
         assert not self.shown, "an answer that the client has begun to read cannot start again"
         lost = len(self.ids)
-        self.ids, self.log_probs, self.versions, self.alternatives, self.text = [], [], [], [], ""
-        self.first_token_at = self._detokenizer = self._scanner = None
+        self.ids, self.log_probs, self.versions, self.alternatives = [], [], [], []
+        self.content = self.reasoning = ""
+        self.first_token_at = self._detokenizer = self._scanner = self._parser = None
+        self.cut = False
         return lost
 
     def _show(self, text: str) -> None:
-        self.text += text
         if text:
-            self.emit(self, text, len(self.ids))
+            self._publish(self._parser.feed(text))
+
+    def _publish(self, parsed: Parsed) -> None:
+        self.content += parsed.content
+        self.reasoning += parsed.reasoning
+        self.tool_calls += parsed.tool_calls
+        self.cut = self.cut or parsed.cut
+        if parsed.content or parsed.reasoning or parsed.tool_calls:
+            self.emit(self, parsed)
 
     @property
     def version_span(self) -> VersionSpan | None:
@@ -152,13 +175,13 @@ class Event:
     """A piece of an answer, in the order it became known.
 
     Attributes:
-        text: text to append, or empty.
+        parsed: what to append to the answer.
         upto: sampled tokens of the call so far, for streamed log-probs.
         ended: the call is DONE.
     """
 
     choice: int
-    text: str = ""
+    parsed: Parsed = field(default_factory=Parsed)
     upto: int = 0
     ended: bool = False
 
@@ -188,9 +211,9 @@ class Exchange:
     def running(self) -> bool:
         return not self.ended
 
-    def emit(self, call: Call, text: str, upto: int) -> None:
+    def emit(self, call: Call, parsed: Parsed) -> None:
         call.shown = call.shown or self.request.stream
-        self.publish(Event(call.choice, text, upto))
+        self.publish(Event(call.choice, parsed, len(call.ids)))
 
     def publish(self, event: Event) -> None:
         self.events.append(event)

@@ -16,16 +16,17 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ..agent_model_route_table import AgentModelRouteTable
 from ..gateway_binding_registry import GatewayBindingRegistry
 from ..rewards import Rewards, resolve_rewards
 from ..trajectory import Trajectory, WorkflowRecord
+from .call import Call
 from .errors import BadRequest, UpstreamFailed
 from .metrics import GatewayMetrics
-from .rows import rows_per_call, version_vector
+from .rows import build_rows, version_vector
 from .session import WorkflowSession
 from .session_store import ClosedWorkflow, SessionStore
 
@@ -48,12 +49,15 @@ class WorkflowCloser:
         registry: GatewayBindingRegistry,
         sink: Sink,
         metrics: GatewayMetrics,
+        *,
+        merged: bool,
     ) -> None:
         self._store = store
         self._routes = routes
         self._registry = registry
         self._sink = sink
         self._metrics = metrics
+        self._merged = merged
 
     async def finalize(
         self, workflow_id: str, *, status: str, rewards: Rewards, score: float | None, error: str | None
@@ -72,7 +76,8 @@ class WorkflowCloser:
             if isinstance(again := self._store.find(workflow_id), ClosedWorkflow):
                 return again.answer
             await found.seal()
-            rows = rows_per_call(workflow_id, found.kept_calls)
+            chosen = found.chosen_calls(rewards if isinstance(rewards, Mapping) else ())
+            rows = build_rows(workflow_id, chosen, merged=self._merged, binding=self._registry.binding)
             try:
                 rows = resolve_rewards(
                     workflow_id,
@@ -86,7 +91,7 @@ class WorkflowCloser:
                 raise BadRequest(str(fault), param="rewards") from fault
             if status == "ok" and not rows:
                 status = "no_calls"
-            return await self._close(found, status, rows, score, error)
+            return await self._close(found, status, chosen, rows, score, error)
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> dict[str, Any]:
         """End a workflow without rows.
@@ -102,12 +107,13 @@ class WorkflowCloser:
             if isinstance(again := self._store.find(workflow_id), ClosedWorkflow):
                 return again.answer
             await found.abandon_all("failed_workflow")
-            return await self._close(found, "aborted", (), None, error)
+            return await self._close(found, "aborted", [], (), None, error)
 
     async def _close(
         self,
         session: WorkflowSession,
         status: str,
+        chosen: list[Call],
         rows: tuple[Trajectory, ...],
         score: float | None,
         error: str | None,
@@ -130,6 +136,7 @@ class WorkflowCloser:
                 # Whatever the ingest process raised, across a process boundary: the caller has to try again.
                 logger.exception("the record of workflow %s was not taken", session.workflow_id)
                 raise UpstreamFailed(f"the record of workflow {session.workflow_id} was not taken: {failure}") from None
+        session.settle(chosen)
         answer = {
             "workflow_id": session.workflow_id,
             "status": status,

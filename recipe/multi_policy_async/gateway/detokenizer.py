@@ -129,6 +129,7 @@ class StopScanner:
         self._stops = tuple(stops)
         self._held = ""
         self.matched: str | None = None
+        self.rest = ""  # what came behind the match in the piece that completed it
 
     def feed(self, text: str) -> str:
         """The text that can be shown now; ``matched`` is set once a stop string is complete."""
@@ -137,8 +138,8 @@ class StopScanner:
         self._held += text
         hits = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
-            _, at, self.matched = min(hits)
-            shown, self._held = self._held[:at], ""
+            end, at, self.matched = min(hits)
+            shown, self.rest, self._held = self._held[:at], self._held[end:], ""
             return shown
         keep = max((self._overlap(stop) for stop in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -75,7 +75,7 @@ class ModelGate:
         self.waiting += 1
         try:
             await asyncio.wait_for(self._settled(), self._hold_timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise Busy(
                 f"model {self.model_id} is {self.state.value} for more than {self._hold_timeout_s:g} s",
                 retry_after_s=self._retry_after_s,

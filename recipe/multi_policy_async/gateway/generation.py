@@ -19,9 +19,10 @@ from contextlib import aclosing
 
 from ..gateway_binding_registry import ModelBinding, ModelState
 from .call import Call
-from .errors import BadRequest, Busy, CallLost, UpstreamFailed
+from .errors import BadRequest, Busy, CallLost, UnsupportedValue, UpstreamFailed
 from .gate import ModelGate
 from .metrics import GatewayMetrics
+from .output_parsing import ToolFamily, make_tool_family
 from .spec import GatewaySpec
 from .tokenizer import PolicyTokenizer
 from .upstream import Attempt, TokenChunk, Upstream, UpstreamError, UpstreamRefused
@@ -51,6 +52,7 @@ class ServedModel:
         self.upstream = upstream
         self._spec = spec
         self._metrics = metrics
+        self._family: ToolFamily | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def rebind(self, binding: ModelBinding, tokenizer: PolicyTokenizer, upstream: Upstream) -> None:
@@ -58,6 +60,23 @@ class ServedModel:
         former = self.upstream
         self.binding, self.tokenizer, self.upstream = binding, tokenizer, upstream
         await former.close()
+
+    async def tool_family(self) -> ToolFamily:
+        """How this model writes tool calls; the first use may take seconds.
+
+        Raises:
+            UnsupportedValue: the configured parser cannot be had.
+        """
+        if self._family is None:
+            name, path = self.binding.tool_parser, self.binding.model_path
+            try:
+                self._family = await asyncio.to_thread(make_tool_family, name, path, self.tokenizer.response_schema)
+            except (ValueError, ImportError) as error:
+                logger.error("tool parser %r of model %s: %s", name, self.binding.model_id, error)
+                raise UnsupportedValue(
+                    f"model {self.binding.model_id} takes no tools: {error}", param="tools"
+                ) from error
+        return self._family
 
     async def run(self, call: Call) -> None:
         """Sample one call to its end; tokens go into the call as they come.
@@ -106,7 +125,7 @@ class ServedModel:
             # Stop strings are looked for here, so tokens must come as they are sampled.
             stream=call.stream or bool(call.stop),
             top_logprobs=call.top_logprobs,
-            routing_key=f"{call.request_id.rsplit('.', 1)[0]}",
+            routing_key=f"{call.request_id.split(':', 1)[0]}:{call.agent_id}",
         )
 
     async def _sample(self, call: Call, attempt: Attempt) -> str:

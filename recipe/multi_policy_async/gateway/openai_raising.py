@@ -20,6 +20,7 @@ import orjson
 
 from .call import Call, Event, Exchange
 from .http_io import Headers, header_safe
+from .output_parsing import ToolCall
 from .tokenizer import PolicyTokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -29,7 +30,7 @@ def metadata(exchange: Exchange) -> dict[str, Any]:
     """What every response says about where it came from; versions once tokens were sampled."""
     spans = [span for call in exchange.calls if (span := call.version_span) is not None]
     return {
-        "workflow_id": exchange.exchange_id.rsplit(f".{exchange.agent_id}.", 1)[0],
+        "workflow_id": exchange.exchange_id.split(":", 1)[0],
         "agent_id": exchange.agent_id,
         "model_id": exchange.model_id,
         "request_id": exchange.exchange_id,
@@ -47,6 +48,10 @@ def metadata_headers(exchange: Exchange, *, versions: bool) -> Headers:
 
 
 _HEADER_FIELDS = ("workflow_id", "agent_id", "model_id", "request_id")
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 class ChatCompletionWriter:
@@ -74,10 +79,20 @@ class ChatCompletionWriter:
     def _choice(self, call: Call) -> dict[str, Any]:
         return {
             "index": call.choice,
-            "message": {"role": "assistant", "content": call.text, "refusal": None},
+            "message": self._message(call),
             "finish_reason": call.finish_reason,
             "logprobs": self._logprobs(call, 0, len(call.ids)) if self._exchange.request.logprobs else None,
         }
+
+    @staticmethod
+    def _message(call: Call) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": call.content, "refusal": None}
+        if call.tool_calls:
+            message["content"] = call.content or None
+            message["tool_calls"] = [_tool_call(tool_call) for tool_call in call.tool_calls]
+        if call.reasoning:
+            message["reasoning_content"] = call.reasoning
+        return message
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Events as they become known; what is known already comes in one piece.
@@ -87,13 +102,14 @@ class ChatCompletionWriter:
         exchange = self._exchange
         seen = 0
         logged = [0] * len(exchange.calls)
+        called = [0] * len(exchange.calls)
         out = [
             self._chunk([{"index": call.choice, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
             for call in exchange.calls
         ]
         while True:
             for event in exchange.events[seen:]:
-                out.append(self._event(event, logged))
+                out.append(self._event(event, logged, called))
             seen = len(exchange.events)
             if out:
                 yield b"".join(out)
@@ -109,11 +125,18 @@ class ChatCompletionWriter:
         out.append(DONE)
         yield b"".join(out)
 
-    def _event(self, event: Event, logged: list[int]) -> bytes:
-        call = self._exchange.calls[event.choice]
-        choice: dict[str, Any] = {"index": event.choice, "delta": {}, "finish_reason": None}
-        if event.text:
-            choice["delta"] = {"content": event.text}
+    def _event(self, event: Event, logged: list[int], called: list[int]) -> bytes:
+        call, parsed = self._exchange.calls[event.choice], event.parsed
+        delta: dict[str, Any] = {}
+        if parsed.reasoning:
+            delta["reasoning_content"] = parsed.reasoning
+        if parsed.content:
+            delta["content"] = parsed.content
+        if parsed.tool_calls:
+            first = called[event.choice]
+            called[event.choice] += len(parsed.tool_calls)
+            delta["tool_calls"] = [{"index": first + i, **_tool_call(c)} for i, c in enumerate(parsed.tool_calls)]
+        choice: dict[str, Any] = {"index": event.choice, "delta": delta, "finish_reason": None}
         if event.ended:
             choice["finish_reason"] = call.finish_reason
         if self._exchange.request.logprobs and event.upto > logged[event.choice]:

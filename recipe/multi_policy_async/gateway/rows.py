@@ -11,57 +11,128 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Kept calls -> training rows, token-exactly (invariant 1)."""
+"""Kept calls -> training rows, token-exactly (invariant 1).
 
-from collections import Counter
-from collections.abc import Iterable
+``per_call`` gives one row per call: its whole prompt as context, its sampled tokens under mask 1. ``merged`` joins the
+calls of one conversation while its history only grows: the prompt of the first call, then sampled tokens under mask 1
+and what came between the turns (template, user and tool text, added ends of turn) under mask 0. Either way each sampled
+token stands under mask 1 exactly once: another branch carries it inside its prompt.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..trajectory import Trajectory, VersionSpan
-from .call import Call
+from ..gateway_binding_registry import ModelBinding
+from ..trajectory import NO_VERSION, Trajectory, VersionSpan
+from .call import Call, CallState
 
 
-def rows_per_call(workflow_id: str, calls: Iterable[Call]) -> tuple[Trajectory, ...]:
-    """One row per call: the prompt as it was sent, the response exactly as the engine sampled it, mask all 1.
+@dataclass(slots=True)
+class _Row:
+    calls: list[Call]
+    ids: list[int]
+    mask: list[int]
+    log_probs: list[float]
+    versions: list[int]
+    incarnation: int = field(default=0)
 
-    Calls without a sampled token (an engine may stop at once) have nothing to train on and give no row.
+    @classmethod
+    def begin(cls, call: Call) -> "_Row":
+        row = cls([], [], [], [], [], call.versions[0].incarnation)
+        row.sampled(call)
+        return row
+
+    def context(self, ids: list[int]) -> None:
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.log_probs += [0.0] * len(ids)
+        self.versions += [NO_VERSION] * len(ids)
+
+    def sampled(self, call: Call) -> None:
+        self.calls.append(call)
+        self.ids += call.ids
+        self.mask += [1] * len(call.ids)
+        self.log_probs += call.log_probs
+        self.versions += [version.number for version in call.versions]
+
+
+def build_rows(
+    workflow_id: str, calls: Iterable[Call], *, merged: bool, binding: Callable[[str], ModelBinding | None]
+) -> tuple[Trajectory, ...]:
+    """Rows of a workflow's kept calls, in the order the rows began.
+
+    Calls without a sampled token (an engine may stop at once) have nothing to train on and give no row of their own.
+    A row that would outgrow ``max_response_length`` ends before the call that does not fit; that call begins the next
+    row with the history as context, so no earlier turn is lost.
     """
-    rows: list[Trajectory] = []
-    count: Counter[str] = Counter()
+    rows: list[_Row] = []
+    row_of: dict[int, _Row] = {}
     for call in calls:
         if not call.ids:
             continue
-        index = count[call.agent_id]
-        count[call.agent_id] += 1
-        rows.append(
-            Trajectory(
-                trajectory_id=f"{workflow_id}/{call.agent_id}/{index}",
-                workflow_id=workflow_id,
-                agent_id=call.agent_id,
-                model_id=call.model_id,
-                request_id=call.request_id,
-                turn=call.turn,
-                prompt_ids=np.asarray(call.prompt_ids, dtype=np.int32),
-                response_ids=np.asarray(call.ids, dtype=np.int32),
-                response_mask=np.ones(len(call.ids), dtype=np.uint8),
-                log_probs=np.asarray(call.log_probs, dtype=np.float32),
-                versions=np.asarray([version.number for version in call.versions], dtype=np.int32),
-                incarnation=call.versions[0].incarnation,
-                finish_reason=call.finish_reason,
-                metadata=call_metadata(call),
-            )
-        )
-    return tuple(rows)
+        parent = call.prompt.parent
+        row = row_of.get(id(parent)) if merged and parent is not None else None
+        if row is not None and _goes_on(row, call, parent, binding(call.model_id)):
+            row.context(call.prompt_ids[len(parent.prompt_ids) + len(parent.ids) :])
+            row.sampled(call)
+        else:
+            row = _Row.begin(call)
+            rows.append(row)
+        row_of[id(call)] = row
+    count: dict[str, int] = {}
+    trajectories = []
+    for row in rows:
+        agent_id = row.calls[0].agent_id
+        index = count[agent_id] = count.get(agent_id, -1) + 1
+        trajectories.append(_trajectory(workflow_id, f"{workflow_id}/{agent_id}/{index}", row))
+    return tuple(trajectories)
+
+
+def _goes_on(row: _Row, call: Call, parent: Call, binding: ModelBinding | None) -> bool:
+    """Whether a call goes on in its parent's row: the first kept one, unless another has nowhere else to go."""
+    if row.calls[-1] is not parent or row.incarnation != call.versions[0].incarnation:
+        return False
+    other = parent.extended_by
+    if other is not None and other is not call and other.bound and other.state == CallState.KEPT:
+        return False
+    grown = len(call.prompt_ids) - len(row.calls[0].prompt_ids) + len(call.ids)
+    return binding is None or grown <= binding.max_response_length
+
+
+def _trajectory(workflow_id: str, trajectory_id: str, row: _Row) -> Trajectory:
+    first, last = row.calls[0], row.calls[-1]
+    return Trajectory(
+        trajectory_id=trajectory_id,
+        workflow_id=workflow_id,
+        agent_id=first.agent_id,
+        model_id=first.model_id,
+        request_id=first.request_id,
+        turn=first.turn,
+        prompt_ids=np.asarray(first.prompt_ids, dtype=np.int32),
+        response_ids=np.asarray(row.ids, dtype=np.int32),
+        response_mask=np.asarray(row.mask, dtype=np.uint8),
+        log_probs=np.asarray(row.log_probs, dtype=np.float32),
+        versions=np.asarray(row.versions, dtype=np.int32),
+        incarnation=row.incarnation,
+        finish_reason=last.finish_reason,
+        metadata={"truncated": last.finish_reason == "length", "calls": [call_metadata(call) for call in row.calls]},
+    )
 
 
 def call_metadata(call: Call) -> dict[str, object]:
     """What is worth knowing about a call besides its tokens; JSON types only."""
+    span = call.version_span
     return {
+        "request_id": call.request_id,
+        "turn": call.turn,
         "choice": call.choice,
+        "policy_version": None if span is None else [str(version) for version in span],
+        "finish_reason": call.finish_reason,
+        "sampled_tokens": len(call.ids),
         "attempts": call.attempts,
         "resumes": call.resumes,
-        "truncated": call.finish_reason == "length",
         "sampling_overridden": dict(call.sampling.overridden),
         "cached_tokens": call.cached_tokens,
         "held_s": round(call.held_s, 4),

@@ -14,6 +14,7 @@
 """The gateway without HTTP: from an agent's checked request to a running exchange."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -25,7 +26,10 @@ from .closing import Sink, WorkflowCloser
 from .errors import ContextLengthExceeded, NotFound
 from .gate import ModelGate
 from .generation import ServedModel
+from .history import Prompt
 from .metrics import GatewayMetrics
+from .output_parsing import THINK, OutputParser, PlainParser
+from .prompting import build_prompt, row_prompt_tokens
 from .request import AgentRequest
 from .sampling import SamplingDecision, decide_sampling
 from .session import WorkflowSession
@@ -35,8 +39,6 @@ from .tokenizer import PolicyTokenizer
 from .upstream import Upstream
 
 logger = logging.getLogger(__name__)
-
-_LONG_TEXT = 32_768  # characters; encoding more would hold up the loop for milliseconds
 
 
 class GatewayService:
@@ -55,7 +57,7 @@ class GatewayService:
         self.registry = registry
         self.metrics = GatewayMetrics()
         self.sessions = SessionStore(spec, self.metrics)
-        self.closer = WorkflowCloser(self.sessions, routes, registry, sink, self.metrics)
+        self.closer = WorkflowCloser(self.sessions, routes, registry, sink, self.metrics, merged=spec.rows == "merged")
         self._make_upstream = make_upstream
         self._models: dict[str, ServedModel] = {}
         self.gates = {
@@ -142,8 +144,9 @@ class GatewayService:
         model_id = self.route(agent_id)
         self._check_model_name(request, model_id)
         model = await self.served(model_id)
-        prompt_ids = await self._prompt_ids(model, request)
-        budget = response_budget(model.binding, len(prompt_ids), request.max_tokens)
+        prompt = await build_prompt(session, model, agent_id, request)
+        budget, bound = self._budget(model.binding, prompt, request)
+        new_parser = await self._parser_factory(model, request, prompt.text)
         sampling = decide_sampling(
             model.binding,
             request.asked,
@@ -154,8 +157,10 @@ class GatewayService:
             self.metrics.sampling_overridden(model_id, name)
         exchange = session.new_exchange(agent_id, model_id, request, digest)
         exchange.calls = [
-            self._call(exchange, model, choice, prompt_ids, budget, sampling) for choice in range(request.n)
+            self._call(exchange, model, choice, prompt, budget, sampling, new_parser) for choice in range(request.n)
         ]
+        exchange.calls[0].bound = bound
+        session.goes_on(exchange.calls[0], prompt)
         session.start(exchange, model.run)
         return exchange
 
@@ -164,22 +169,25 @@ class GatewayService:
         exchange: Exchange,
         model: ServedModel,
         choice: int,
-        prompt_ids: list[int],
+        prompt: Prompt,
         budget: int,
         sampling: SamplingDecision,
+        new_parser: Callable[[], PlainParser | OutputParser],
     ) -> Call:
         request = exchange.request
         return Call(
-            request_id=exchange.exchange_id if choice == 0 else f"{exchange.exchange_id}.{choice}",
+            request_id=exchange.exchange_id if choice == 0 else f"{exchange.exchange_id}:{choice}",
             agent_id=exchange.agent_id,
             model_id=exchange.model_id,
-            turn=int(exchange.exchange_id.rsplit(".", 1)[1]),
+            turn=int(exchange.exchange_id.rsplit(":", 1)[1]),
             choice=choice,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.ids,
+            prompt=prompt,
             max_new_tokens=budget,
             sampling=sampling,
             stop=request.stop,
             new_detokenizer=model.tokenizer.new_detokenizer,
+            new_parser=new_parser,
             emit=exchange.emit,
             stream=request.stream,
             top_logprobs=request.top_logprobs if request.logprobs else 0,
@@ -189,13 +197,35 @@ class GatewayService:
         if self.spec.model_names == "strict" and request.model != model_id:
             raise NotFound("model", str(request.model), [model_id])
 
-    @staticmethod
-    async def _prompt_ids(model: ServedModel, request: AgentRequest) -> list[int]:
-        kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
-        text = model.tokenizer.render(request.messages, request.tools, **kwargs)
-        if len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(model.tokenizer.encode, text)
-        return model.tokenizer.encode(text)
+    def _budget(self, binding: ModelBinding, prompt: Prompt, request: AgentRequest) -> tuple[int, bool]:
+        """Tokens a call may sample, and whether it must go on in its parent's row.
+
+        The latter when a conversation outgrew the longest prompt of a row, but still fits behind its own row's prompt.
+        """
+        parent, length = prompt.parent, len(prompt.ids)
+        if self.spec.rows == "merged" and length > binding.max_prompt_length and request.n == 1 and parent is not None:
+            taken = parent.extended_by is not None and parent.extended_by.bound
+            used = length - row_prompt_tokens(parent, binding.max_response_length)
+            left = min(binding.max_response_length - used, binding.max_model_len - length)
+            if left > 0 and not taken:
+                return min(request.max_tokens or left, left), True
+        return response_budget(binding, length, request.max_tokens), False
+
+    async def _parser_factory(
+        self, model: ServedModel, request: AgentRequest, text: str
+    ) -> Callable[[], PlainParser | OutputParser]:
+        think = THINK if model.binding.split_reasoning else None
+        if request.tools is None and think is None:
+            return PlainParser
+        family = await model.tool_family() if request.tools is not None else None
+        return functools.partial(
+            OutputParser,
+            family,
+            request.tools or [],
+            think,
+            thinking=text.rstrip().endswith(THINK[0]),
+            parallel=request.parallel_tool_calls,
+        )
 
     # -- life ----------------------------------------------------------------------------------------------------
 

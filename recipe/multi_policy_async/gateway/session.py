@@ -25,11 +25,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from enum import Enum
 
 from .call import Call, CallState, Event, Exchange
 from .errors import Busy, CallLost, GatewayError, UpstreamFailed, WorkflowClosed
+from .history import ConversationIndex, Prompt
 from .metrics import GatewayMetrics
 from .request import AgentRequest
 from .spec import GatewaySpec
@@ -53,6 +54,7 @@ class WorkflowSession:
         self.started_at = time.time()
         self.state = SessionState.OPEN
         self.exchanges: list[Exchange] = []
+        self.conversations = ConversationIndex()
         self.closing = asyncio.Lock()  # held by finalize and abort
         self._spec = spec
         self._metrics = metrics
@@ -86,7 +88,7 @@ class WorkflowSession:
             )
         turn = self._turns[agent_id]
         self._turns[agent_id] += 1
-        exchange = Exchange(f"{self.workflow_id}.{agent_id}.{turn}", agent_id, model_id, request, digest)
+        exchange = Exchange(f"{self.workflow_id}:{agent_id}:{turn}", agent_id, model_id, request, digest)
         self.exchanges.append(exchange)
         self._by_digest.setdefault((agent_id, digest), []).append(exchange)
         return exchange
@@ -98,6 +100,7 @@ class WorkflowSession:
     async def _run(self, exchange: Exchange, run: Callable[[Call], Awaitable[None]]) -> None:
         async def one(call: Call) -> None:
             await run(call)
+            self.conversations.add(call)
             self._metrics.call_seconds(call.model_id, call.ended_at - call.started_at)
             exchange.publish(Event(call.choice, upto=len(call.ids), ended=True))
 
@@ -169,21 +172,34 @@ class WorkflowSession:
         if exchange.readers == 0 and not exchange.delivered:
             self._abandon(exchange, "client_gone")
 
+    def goes_on(self, call: Call, prompt: Prompt) -> None:
+        """What a new call's history says about earlier answers: which one the client has, and which one it rewrote."""
+        if prompt.supersedes is not None and prompt.supersedes.state in (CallState.DONE, CallState.KEPT):
+            self._abandon_call(prompt.supersedes, "superseded")
+        if prompt.parent is not None:
+            self.keep(prompt.parent)
+            if prompt.parent.extended_by is None or call.bound:
+                prompt.parent.extended_by = call
+
     # -- the fate of calls -----------------------------------------------------------------------------------------
 
     def keep(self, call: Call) -> None:
         """The client has this answer: the call becomes training data."""
         if call.state == CallState.DONE:
             call.state = CallState.KEPT
-            self._metrics.call_ended(call.model_id, "kept", len(call.ids))
 
     def _abandon(self, exchange: Exchange, reason: str) -> None:
         if exchange.task is not None and not exchange.task.done():
             exchange.task.cancel()
         for call in exchange.calls:
             if call.state in (CallState.RUNNING, CallState.DONE):
-                call.state, call.reason = CallState.ABANDONED, reason
-                self._metrics.call_ended(call.model_id, reason, len(call.ids))
+                self._abandon_call(call, reason)
+
+    def _abandon_call(self, call: Call, reason: str) -> None:
+        call.state, call.reason = CallState.ABANDONED, reason
+        self._metrics.call_ended(call.model_id, reason, len(call.ids))
+        if call.prompt.parent is not None and call.prompt.parent.extended_by is call:
+            call.prompt.parent.extended_by = None
 
     async def seal(self) -> None:
         """No new calls; wait for running ones, then abandon what is not kept. May be called again."""
@@ -199,9 +215,23 @@ class WorkflowSession:
                 self._abandon(exchange, "client_gone" if exchange.client_left else "late")
             elif not exchange.delivered:
                 self._abandon(exchange, "client_gone")
-            else:
-                self._abandon(exchange, "unchosen")
         await self._settle()
+
+    def chosen_calls(self, names: Container[str]) -> list[Call]:
+        """What becomes rows: kept calls, and choices that the rewards name by request id."""
+        return [
+            c for c in self.calls if c.state == CallState.KEPT or (c.state == CallState.DONE and c.request_id in names)
+        ]
+
+    def settle(self, chosen: list[Call]) -> None:
+        """The fate of every call is known: keep the chosen ones, abandon the other choices."""
+        for call in chosen:
+            self.keep(call)
+        for call in self.calls:
+            if call.state == CallState.KEPT:
+                self._metrics.call_ended(call.model_id, "kept", len(call.ids))
+            elif call.state == CallState.DONE:
+                self._abandon_call(call, "unchosen")
 
     async def _readers_done(self) -> None:
         """An answer that ended within the grace still has to reach its reader, or it would count as undelivered."""
@@ -215,7 +245,7 @@ class WorkflowSession:
         for exchange in self.exchanges:
             for call in exchange.calls:
                 if call.state == CallState.KEPT:
-                    call.state, call.reason = CallState.ABANDONED, reason
+                    self._abandon_call(call, reason)
             self._abandon(exchange, reason)
         await self._settle()
 
@@ -230,10 +260,6 @@ class WorkflowSession:
     def calls(self) -> list[Call]:
         """In the order they began."""
         return [call for exchange in self.exchanges for call in exchange.calls]
-
-    @property
-    def kept_calls(self) -> list[Call]:
-        return [call for call in self.calls if call.state == CallState.KEPT]
 
     def status(self) -> dict[str, object]:
         """For the control API."""

@@ -24,7 +24,7 @@ from .metrics import GatewayMetrics
 from .session import SessionState, WorkflowSession
 from .spec import GatewaySpec
 
-_WORKFLOW_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_WORKFLOW_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")  # no colon: request ids are joined by it
 PURPOSES = ("train", "eval")
 
 

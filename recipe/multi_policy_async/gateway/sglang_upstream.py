@@ -82,7 +82,7 @@ class SglangRouterUpstream:
                     async for line in response.content:
                         if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                             yield reader.chunk(_parse(data))
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             # ValueError: a line longer than aiohttp's buffer allows.
             raise UpstreamError(f"{type(error).__name__}: {error}") from error
         if reader.finish is None:
@@ -95,7 +95,7 @@ class SglangRouterUpstream:
         try:
             async with self._http().post(url, json={"rid": rid}, timeout=_ABORT_TIMEOUT) as response:
                 await response.read()
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        except (TimeoutError, aiohttp.ClientError) as error:
             # A replica that cannot be reached runs nothing that could reach us.
             logger.debug("abort of %s at %s: %r", rid, url, error)
 

@@ -49,15 +49,19 @@ class PolicyTokenizer:
         *,
         special_tokens: dict[str, str] | None = None,
         end_of_turn_ids: tuple[int, ...] = (),
+        response_schema: dict[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._plain: Tokenizer | None = None
         self._chat_template = chat_template
         self._template_variables = dict(special_tokens or {})
         self.end_of_turn_ids = end_of_turn_ids
+        self.response_schema = response_schema
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._new_detokenizer = make_detokenizer_factory(tokenizer)
-        specials = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        specials = [token.content for token in added.values() if token.special]
         longest_first = sorted(specials, key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, longest_first))) if specials else None
 
@@ -81,6 +85,7 @@ class PolicyTokenizer:
             _chat_template(folder, config),
             special_tokens=special_tokens,
             end_of_turn_ids=tuple(dict.fromkeys(end_ids)),
+            response_schema=config.get("response_schema"),
         )
 
     def render(
@@ -141,6 +146,14 @@ class PolicyTokenizer:
     def token_text(self, token_id: int) -> str:
         """Text of one token, for log-prob reports."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether this is a control token, at whose borders nothing merges."""
+        return token_id in self._special_ids
+
+    def begins_special(self, text: str) -> bool:
+        """Whether the text begins with a control token."""
+        return self._special_text is not None and self._special_text.match(text) is not None
 
     def new_detokenizer(self) -> Detokenizer:
         return self._new_detokenizer()

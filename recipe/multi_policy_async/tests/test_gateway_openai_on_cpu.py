@@ -93,13 +93,13 @@ def test_a_response_says_where_it_came_from(folder, texts):
         "workflow_id": W,
         "agent_id": "solver",
         "model_id": "solver_model",
-        "request_id": f"{W}.solver.0",
+        "request_id": f"{W}:solver:0",
         "policy_version": ["0.1", "0.1"],
     }
     assert body.model == "solver_model" and body.usage.total_tokens == body.usage.prompt_tokens + 3
     assert headers["x-workflow-id"] == W and headers["x-policy-version"] == "0.1,0.1"
-    assert headers["x-request-id"] == f"{W}.solver.0"
-    assert chunks[-1].metadata["request_id"] == f"{W}.solver.1"
+    assert headers["x-request-id"] == f"{W}:solver:0"
+    assert chunks[-1].metadata["request_id"] == f"{W}:solver:1"
     assert chunks[-1].metadata["policy_version"] == ["0.1", "0.1"]
 
 

@@ -60,12 +60,12 @@ def sent_and_rows(folder, texts, *, asked, purpose="train", trained=True, **spec
 def test_the_rollout_config_decides_for_a_policy_in_training_and_the_override_is_recorded(folder, texts):
     params, [row], counted = sent_and_rows(folder, texts, asked=CLIENT)
     assert params == {"temperature": 0.8, "top_p": 0.95}
-    assert row.metadata["sampling_overridden"] == CLIENT and counted == 1
+    assert row.metadata["calls"][0]["sampling_overridden"] == CLIENT and counted == 1
 
 
 def test_equal_values_are_no_override(folder, texts):
     _, [row], counted = sent_and_rows(folder, texts, asked={"temperature": 0.8, "presence_penalty": 0.0})
-    assert row.metadata["sampling_overridden"] == {} and counted == 0
+    assert row.metadata["calls"][0]["sampling_overridden"] == {} and counted == 0
 
 
 @pytest.mark.parametrize("who", [{"purpose": "eval"}, {"trained": False}])

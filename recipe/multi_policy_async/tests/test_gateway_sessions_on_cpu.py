@@ -147,7 +147,7 @@ def test_the_retry_of_a_refused_sibling_does_not_take_the_other_siblings_answer(
             return refused.status_code, again.json()["id"], world.sink.rows
 
     status, retry_id, rows = asyncio.run(run())
-    assert status == 503 and retry_id == f"chatcmpl-{W}.planner.2" and len(rows) == 2
+    assert status == 503 and retry_id == f"chatcmpl-{W}:planner:2" and len(rows) == 2
 
 
 def test_a_client_that_does_not_come_back_leaves_no_row_and_no_generation(folder, texts):
@@ -163,7 +163,7 @@ def test_a_client_that_does_not_come_back_leaves_no_row_and_no_generation(folder
             return engine, final, world.sink.records
 
     engine, final, [record] = asyncio.run(run())
-    assert engine.aborted == [f"{W}.planner.0#0"] and engine.rows[0][2] == "abort"
+    assert engine.aborted == [f"{W}:planner:0#0"] and engine.rows[0][2] == "abort"
     assert final["calls"] == {"abandoned(client_gone)": 1}
     assert (record.status, record.trajectories) == ("no_calls", ())  # invariant 4: still one terminal record
 
@@ -182,7 +182,7 @@ def test_a_client_that_leaves_a_stream_in_its_middle_leaves_no_half_row(folder, 
             return (await world.control.finalize(W, rewards=1.0))["calls"], world.sink.rows, engine.aborted
 
     calls, rows, aborted = asyncio.run(run())
-    assert calls == {"abandoned(client_gone)": 1} and rows == [] and aborted == [f"{W}.planner.0#0"]
+    assert calls == {"abandoned(client_gone)": 1} and rows == [] and aborted == [f"{W}:planner:0#0"]
 
 
 def test_a_client_that_leaves_while_its_request_waits_at_the_gate_leaves_nothing(folder, texts):
@@ -390,4 +390,4 @@ def test_stopping_the_gateway_ends_generations_at_the_servers(folder, texts):
             return stopped_s, answer.status_code, engine.aborted
 
     stopped_s, status, aborted = asyncio.run(run())
-    assert stopped_s < 3 and status == 409 and aborted == [f"{W}.planner.0#0"]
+    assert stopped_s < 3 and status == 409 and aborted == [f"{W}:planner:0#0"]

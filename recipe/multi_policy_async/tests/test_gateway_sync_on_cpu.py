@@ -153,10 +153,10 @@ def test_an_aborted_call_goes_on_where_it_was_cut_and_each_token_keeps_its_versi
     (_, first, kind), (_, second, _) = engine.rows
     assert kind == "abort" and 0 < len(first) < 26
     assert row.versions.tolist() == [1] * len(first) + [2] * len(second)  # invariant 5
-    assert [request["rid"] for request in engine.requests] == [f"{W}.planner.0#0", f"{W}.planner.0#1"]
+    assert [request["rid"] for request in engine.requests] == [f"{W}:planner:0#0", f"{W}:planner:0#1"]
     assert engine.requests[1]["sampling_params"]["max_new_tokens"] == 64 - len(first)
     assert final["trajectories"][0]["policy_version"] == ["0.1", "0.2"]
-    assert (row.metadata["attempts"], row.metadata["resumes"]) == (2, 1)
+    assert (row.metadata["calls"][0]["attempts"], row.metadata["calls"][0]["resumes"]) == (2, 1)
     assert world.metric("in_flight_at_pause", model="planner_model") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_call_lives_through_several_syncs(folder, texts):
 
     text, row = asyncio.run(run())
     assert text == ALPHABET and row.response_ids.tolist() == texts.ids(ALPHABET)
-    assert row.metadata["resumes"] == 3 and row.versions.tolist() == sorted(row.versions.tolist())
+    assert row.metadata["calls"][0]["resumes"] == 3 and row.versions.tolist() == sorted(row.versions.tolist())
 
 
 @pytest.mark.parametrize("how", ["no_partial_rollout", "penalty"])
@@ -244,7 +244,7 @@ def test_a_server_that_fails_once_is_asked_again_under_a_new_rid(folder, texts, 
     text, engine, rows = asyncio.run(run())
     assert text == "plan" and len(rows) == 1
     first, second = engine.requests
-    assert (first["rid"], second["rid"]) == (f"{W}.planner.0#0", f"{W}.planner.0#1")
+    assert (first["rid"], second["rid"]) == (f"{W}:planner:0#0", f"{W}:planner:0#1")
     assert engine.aborted == [first["rid"]]  # the old attempt is ended before the next one starts
 
 

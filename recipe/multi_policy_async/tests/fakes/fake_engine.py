@@ -118,7 +118,7 @@ class FakeEngine:
                 if self.token_s:
                     try:
                         await asyncio.wait_for(abort.wait(), self.token_s)
-                    except asyncio.TimeoutError:
+                    except TimeoutError:
                         pass
                 else:
                     await asyncio.sleep(0)

@@ -1,0 +1,235 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Text of an answer -> content, reasoning and tool calls, piece by piece, by the model family's parser.
+
+A family is chosen per model (``ModelBinding.tool_parser``, from verl's ``rollout.multi_turn.format``):
+
+* ``hermes`` (Qwen 2.5 and 3, Hermes, SmolLM2, ...) is a response schema read by transformers' response parser, which
+  needs no torch.
+* ``model`` is the response schema that the model ships in its tokenizer_config.json.
+* Any other name is one of verl's tool parsers; the first request with tools then imports verl and with it torch.
+
+A tool call that does not parse stays what it is, text: the client sees what the model said.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from transformers.utils.chat_parsing_utils import recursive_parse
+
+from .detokenizer import StopScanner
+
+logger = logging.getLogger(__name__)
+
+THINK = ("<think>", "</think>")
+
+_HERMES_CALLS = {
+    "type": "array",
+    "x-regex-iterator": r"<tool_call>\s*(.*?)\s*</tool_call>",
+    "items": {
+        "x-parser": "json",
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+        "required": ["name"],
+    },
+}
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One parsed call; ``arguments`` is JSON text, as the protocols carry it."""
+
+    name: str
+    arguments: str
+    call_id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+
+class ToolFamily(Protocol):
+    """How one model family writes tool calls.
+
+    Attributes:
+        opening: text that begins a tool call; what comes from there on is shown once parsed.
+    """
+
+    opening: str
+
+    def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
+        """The calls in ``text``, which begins with ``opening``; none when it holds none that parse.
+
+        Args:
+            ids: the whole answer's, for parsers that read special tokens.
+        """
+
+
+class SchemaFamily:
+    """A response schema, as models may ship one (transformers' ``response_schema``)."""
+
+    def __init__(self, tool_calls_schema: dict[str, Any], opening: str) -> None:
+        self._schema = tool_calls_schema
+        self.opening = opening
+
+    def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
+        try:
+            parsed = recursive_parse(text, self._schema) or []
+        except (ValueError, TypeError) as error:
+            logger.info("a tool call does not parse and stays text: %s", error)
+            return []
+        calls = []
+        for entry in parsed:
+            function = entry.get("function", entry)
+            arguments = function.get("arguments", {})
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(function["name"], arguments))
+        return calls
+
+
+class VerlFamily:
+    """One of verl's tool parsers (verl/experimental/agent_loop/tool_parser.py)."""
+
+    opening = "<"  # their openings differ; holding from any markup on is right for all of them
+
+    def __init__(self, name: str, model_path: str) -> None:
+        from transformers import AutoTokenizer
+        from verl.experimental.agent_loop.tool_parser import ToolParser
+        from verl.tools.schemas import OpenAIFunctionToolSchema
+
+        self._parser = ToolParser.get_tool_parser(name, AutoTokenizer.from_pretrained(model_path))
+        self._schema = OpenAIFunctionToolSchema
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool-parser")
+
+    def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
+        schemas = [self._schema.model_validate(tool) for tool in tools]
+        # verl's parsers are coroutines that only offload pure functions: they run to their end in a thread.
+        _, calls = self._thread.submit(asyncio.run, self._parser.extract_tool_calls(ids, schemas)).result()
+        return [ToolCall(call.name, call.arguments) for call in calls]
+
+
+def make_tool_family(name: str, model_path: str, response_schema: dict[str, Any] | None) -> ToolFamily:
+    """The family of that name; may take seconds.
+
+    Raises:
+        ValueError: unknown to verl, or ``model`` without a schema in the model's folder.
+    """
+    if name == "hermes":
+        return SchemaFamily(_HERMES_CALLS, "<tool_call>")
+    if name == "model":
+        calls = (response_schema or {}).get("properties", {}).get("tool_calls")
+        if not calls:
+            raise ValueError(f"tool_parser 'model': {model_path} ships no response_schema with tool_calls")
+        return SchemaFamily(calls, "<")
+    return VerlFamily(name, model_path)
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What has become known of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    cut: bool = False  # something was sampled that is not shown
+
+
+class PlainParser:
+    """Everything is content: no tools were offered and no reasoning is split off."""
+
+    def feed(self, text: str) -> Parsed:
+        return Parsed(content=text)
+
+    def finish(self, ids: list[int]) -> Parsed:
+        return Parsed()
+
+
+class OutputParser:
+    """Splits one answer: reasoning first, then content, then tool calls.
+
+    Args:
+        family: None when no tool may be called.
+        think: the markers of reasoning, None when it stays part of the content.
+        thinking: the prompt ends inside an open reasoning block.
+        parallel: False shows the first tool call only, as ``parallel_tool_calls: false`` promises.
+    """
+
+    def __init__(
+        self,
+        family: ToolFamily | None,
+        tools: list[dict[str, Any]],
+        think: tuple[str, str] | None,
+        *,
+        thinking: bool,
+        parallel: bool = True,
+    ) -> None:
+        self._family = family
+        self._tools = tools
+        self._parallel = parallel
+        self._think = think
+        self._state = "thinking" if think and thinking else "start" if think else "content"
+        self._opening = StopScanner([family.opening] if family else [])
+        self._closing = StopScanner([think[1]] if think else [])
+        self._start = ""
+        self._calls = ""
+
+    def feed(self, text: str) -> Parsed:
+        """The parts that are certain now."""
+        parsed = Parsed()
+        if self._state == "start":
+            self._start += text
+            text = self._begin()
+        if self._state == "thinking" and text:
+            parsed.reasoning = self._closing.feed(text)
+            if self._closing.matched is None:
+                return parsed
+            self._state, text = "content", self._closing.rest.lstrip("\n")
+        if self._state == "content" and text:
+            parsed.content = self._opening.feed(text)
+            if self._opening.matched is not None:
+                self._state, text = "calls", self._opening.matched + self._opening.rest
+        if self._state == "calls":
+            self._calls += text
+        return parsed
+
+    def _begin(self) -> str:
+        """Whether the answer begins with reasoning; the text to go on with, empty while undecided."""
+        opening = self._think[0]
+        stripped = self._start.lstrip()
+        if stripped.startswith(opening):
+            self._state = "thinking"
+            return stripped[len(opening) :].lstrip("\n")
+        if opening.startswith(stripped):
+            return ""
+        self._state = "content"
+        return self._start
+
+    def finish(self, ids: list[int]) -> Parsed:
+        """The rest: what was held back, and the tool calls."""
+        parsed = Parsed()
+        if self._state == "start":
+            parsed.content = self._start
+        elif self._state == "thinking":
+            parsed.reasoning = self._closing.flush()
+        elif self._state == "content":
+            parsed.content = self._opening.flush()
+        else:
+            parsed.tool_calls = self._family.parse(self._calls, ids, self._tools)
+            if not parsed.tool_calls:
+                parsed.content = self._calls
+            elif not self._parallel and len(parsed.tool_calls) > 1:
+                parsed.tool_calls, parsed.cut = parsed.tool_calls[:1], True
+        return parsed

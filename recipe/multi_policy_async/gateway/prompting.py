@@ -1,0 +1,62 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A request's messages -> the prompt that is sent, going on from an earlier answer where the history allows it."""
+
+import asyncio
+
+from .call import Call
+from .generation import ServedModel
+from .history import Prompt, conversation_digests, extend, raw_answer
+from .request import AgentRequest
+from .session import WorkflowSession
+
+_LONG_TEXT = 32_768  # characters; encoding more would hold up the loop for milliseconds
+
+
+async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: str, request: AgentRequest) -> Prompt:
+    """Render and encode a request.
+
+    Raises:
+        BadRequest: the chat template refuses the messages.
+    """
+    tokenizer = model.tokenizer
+    kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
+    digests = conversation_digests(agent_id, request.messages)
+    rewritten = session.conversations.rewritten(digests, request.messages)
+    found = session.conversations.find(digests, request.messages)
+    if found is not None:
+        parent, length = found
+        messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]
+        text = tokenizer.render(messages, request.tools, **kwargs)
+        ids = None if parent.cut else extend(tokenizer, parent, text)
+        if ids is not None:
+            return Prompt(ids, text, messages, digests[-1], parent, rewritten)
+    text = tokenizer.render(request.messages, request.tools, **kwargs)
+    if len(text) > _LONG_TEXT:
+        ids = await asyncio.to_thread(tokenizer.encode, text)
+    else:
+        ids = tokenizer.encode(text)
+    return Prompt(ids, text, request.messages, digests[-1], None, rewritten)
+
+
+def row_prompt_tokens(parent: Call, max_response_length: int) -> int:
+    """Prompt length of the merged row that ends with ``parent``; rows end where the next turn would not fit."""
+    turns = [parent]
+    while turns[-1].prompt.parent is not None:
+        turns.append(turns[-1].prompt.parent)
+    start = turns[-1]
+    for turn in reversed(turns):
+        if len(turn.prompt_ids) - len(start.prompt_ids) + len(turn.ids) > max_response_length:
+            start = turn
+    return len(start.prompt_ids)
