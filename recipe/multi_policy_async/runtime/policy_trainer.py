@@ -146,6 +146,7 @@ class PolicyTrainer(trainer_base_class()):
         self._on_step = on_step
         self._on_phase = on_phase
         self._batch: AssembledBatch | None = None
+        self._version_timing: dict | None = None
         self._non_finite_in_a_row = 0
         self._step_started = time.monotonic()
 
@@ -186,7 +187,7 @@ class PolicyTrainer(trainer_base_class()):
         if self.local_trigger_step > 1:
             self.local_trigger_step = 1
             self.current_param_version += 1
-            await self._fit_update_weights()
+            super()._fit_log_aggregated_training_metrics(await self._fit_update_weights())
         self._fit_save_checkpoint(force=True)
         self.logger.finish()
 
@@ -250,9 +251,16 @@ class PolicyTrainer(trainer_base_class()):
         self.last_ckpt_version = self.current_param_version
         self._on_saved(describe_checkpoint(self.model_id, version, folder / f"global_step_{version.number}"))
 
+    def _fit_log_aggregated_training_metrics(self, rollout_reset_timing_raw: dict) -> None:
+        """Upstream logs a version before its last step's metrics are added, and the last version never."""
+        self._version_timing = rollout_reset_timing_raw
+
     def _fit_postprocess_step(self) -> None:
-        """Upstream aggregates the metrics; ours also reports the step."""
+        """Upstream adds the step's metrics; ours then logs the version that the step completed, and reports the step."""
         super()._fit_postprocess_step()
+        if self._version_timing is not None:
+            super()._fit_log_aggregated_training_metrics(self._version_timing)
+            self._version_timing = None
         assert self._batch is not None, "a step was trained"
         meta = self._batch.data.meta_info
         self._on_step(
