@@ -21,16 +21,22 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from .anthropic_lowering import lower_messages
+from .anthropic_raising import MessageWriter
 from .call import Exchange
 from .errors import BadRequest, GatewayError, NotFound
 from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
+from .metadata import metadata_headers
 from .openai_lowering import lower_chat
-from .openai_raising import ChatCompletionWriter, metadata_headers
+from .openai_raising import ChatCompletionWriter
 from .request import AgentRequest
 from .service import GatewayService
 from .session import WorkflowSession
 
 logger = logging.getLogger(__name__)
+
+
+Writer = ChatCompletionWriter | MessageWriter
 
 
 class AgentEndpoint:
@@ -91,12 +97,14 @@ class AgentEndpoint:
 
 
 class GenerationEndpoint(AgentEndpoint):
-    """A route that samples: protocols differ in ``lower`` and ``write`` only."""
+    """A route that samples: protocols differ in ``lower`` and ``writer`` only."""
+
+    protocol = b"openai"
 
     def lower(self, body: dict[str, Any]) -> AgentRequest:
         return lower_chat(body, max_choices=self.service.spec.max_choices)
 
-    def writer(self, exchange: Exchange) -> ChatCompletionWriter:
+    def writer(self, exchange: Exchange) -> Writer:
         return ChatCompletionWriter(exchange, self.service.model(exchange.model_id).tokenizer)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +112,7 @@ class GenerationEndpoint(AgentEndpoint):
         model_id = self.service.route(agent_id)
         session.check_open()
         body = await read_body(scope, receive, self.service.spec.max_body_bytes)
-        digest = hashlib.blake2b(body, digest_size=16).digest()
+        digest = hashlib.blake2b(body, digest_size=16, person=self.protocol).digest()
         async with LeaveWatcher(receive) as watcher:
             try:
                 exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
@@ -163,6 +171,35 @@ class GenerationEndpoint(AgentEndpoint):
             await send_json(send, 200, writer.whole(), metadata_headers(exchange, versions=True))
 
 
+class MessagesEndpoint(GenerationEndpoint):
+    """Anthropic's POST .../v1/messages."""
+
+    protocol = b"anthropic"
+
+    def lower(self, body: dict[str, Any]) -> AgentRequest:
+        return lower_messages(body)
+
+    def writer(self, exchange: Exchange) -> Writer:
+        return MessageWriter(exchange)
+
+    def error_body(self, error: GatewayError) -> dict[str, Any]:
+        return error.anthropic_body()
+
+
+class CountTokensEndpoint(AgentEndpoint):
+    """Anthropic's POST .../v1/messages/count_tokens."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session, agent_id = self.identify(scope)
+        body = parse_object(await read_body(scope, receive, self.service.spec.max_body_bytes))
+        request = lower_messages({"max_tokens": 1, **body})
+        count = await self.service.count_tokens(session, agent_id, request)
+        await send_json(send, 200, {"input_tokens": count})
+
+    def error_body(self, error: GatewayError) -> dict[str, Any]:
+        return error.anthropic_body()
+
+
 class ModelsEndpoint(AgentEndpoint):
     """GET .../v1/models: the one model behind this agent."""
 
@@ -181,6 +218,8 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
     """Both ways to name the agent: the minted URL, and headers with the control key."""
     endpoints = [
         ("/v1/chat/completions", GenerationEndpoint(service, check_key), "POST"),
+        ("/v1/messages", MessagesEndpoint(service, check_key), "POST"),
+        ("/v1/messages/count_tokens", CountTokensEndpoint(service, check_key), "POST"),
         ("/v1/models", ModelsEndpoint(service, check_key), "GET"),
     ]
     return [

@@ -86,6 +86,7 @@ class Call:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    stop_matched: str | None = None
     cached_tokens: int = 0
     attempts: int = 0
     resumes: int = 0
@@ -118,6 +119,7 @@ class Call:
             taken += 1
             if self._scanner.matched is not None:
                 stopped = self.cut = True
+                self.stop_matched = self._scanner.matched
                 break
         self.ids += chunk.ids[:taken]
         self.log_probs += chunk.log_probs[:taken]

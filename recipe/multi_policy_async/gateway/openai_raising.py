@@ -19,35 +19,11 @@ from typing import Any
 import orjson
 
 from .call import Call, Event, Exchange
-from .http_io import Headers, header_safe
+from .metadata import metadata
 from .output_parsing import ToolCall
 from .tokenizer import PolicyTokenizer
 
 DONE = b"data: [DONE]\n\n"
-
-
-def metadata(exchange: Exchange) -> dict[str, Any]:
-    """What every response says about where it came from; versions once tokens were sampled."""
-    spans = [span for call in exchange.calls if (span := call.version_span) is not None]
-    return {
-        "workflow_id": exchange.exchange_id.split(":", 1)[0],
-        "agent_id": exchange.agent_id,
-        "model_id": exchange.model_id,
-        "request_id": exchange.exchange_id,
-        "policy_version": [str(min(s.oldest for s in spans)), str(max(s.newest for s in spans))] if spans else None,
-    }
-
-
-def metadata_headers(exchange: Exchange, *, versions: bool) -> Headers:
-    """The metadata as headers; a stream's headers are out before any version is known."""
-    known = metadata(exchange)
-    headers = [(f"x-{name.replace('_', '-')}".encode(), header_safe(known[name])) for name in _HEADER_FIELDS]
-    if versions and known["policy_version"]:
-        headers.append((b"x-policy-version", header_safe(",".join(known["policy_version"]))))
-    return headers
-
-
-_HEADER_FIELDS = ("workflow_id", "agent_id", "model_id", "request_id")
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

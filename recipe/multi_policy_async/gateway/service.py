@@ -164,6 +164,15 @@ class GatewayService:
         session.start(exchange, model.run)
         return exchange
 
+    async def count_tokens(self, session: WorkflowSession, agent_id: str, request: AgentRequest) -> int:
+        """Length of the prompt that a request would send.
+
+        Raises:
+            GatewayError: as for sending it.
+        """
+        model = await self.served(self.route(agent_id))
+        return len((await build_prompt(session, model, agent_id, request)).ids)
+
     def _call(
         self,
         exchange: Exchange,

@@ -1,0 +1,172 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Anthropic messages body -> AgentRequest, so that a conversation is the same one whatever protocol it came in."""
+
+from typing import Any
+
+from .checks import array, boolean, fault, integer, mapping, number, string
+from .errors import BadRequest, UnsupportedValue
+from .request import AgentRequest, Message
+
+_MAX_STOPS = 16
+_THINKING = ("thinking", "redacted_thinking")
+
+
+def lower_messages(body: dict[str, Any]) -> AgentRequest:
+    """Check and lower a body.
+
+    Raises:
+        BadRequest: naming the field at fault.
+    """
+    tools, parallel = _tools(body)
+    messages = _system(body.get("system"))
+    for index, message in enumerate(array(body.get("messages"), "messages")):
+        messages += _message(mapping(message, f"messages[{index}]"), f"messages[{index}]")
+    if not body["messages"]:
+        raise BadRequest("messages is empty", param="messages")
+    if messages[-1]["role"] == "assistant":
+        raise UnsupportedValue("a last message of the assistant (prefill) is not supported", param="messages")
+    return AgentRequest(
+        messages=messages,
+        tools=tools,
+        parallel_tool_calls=parallel,
+        asked=_sampling(body),
+        max_tokens=integer(body.get("max_tokens"), "max_tokens", 1),
+        stop=_stops(body.get("stop_sequences")),
+        stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
+        model=None if body.get("model") is None else string(body["model"], "model"),
+    )
+
+
+def _sampling(body: dict[str, Any]) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    for name, high in (("temperature", 2.0), ("top_p", 1.0)):
+        if body.get(name) is not None:
+            asked[name] = number(body[name], name, 0.0, high)
+    if asked.get("top_p") == 0.0:
+        raise fault("top_p", "above 0", 0.0)
+    if body.get("top_k") is not None:
+        asked["top_k"] = integer(body["top_k"], "top_k", 1)
+    return asked
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else array(value, "stop_sequences")
+    if len(stops) > _MAX_STOPS:
+        raise fault("stop_sequences", f"at most {_MAX_STOPS} strings", stops)
+    for index, stop in enumerate(stops):
+        if not string(stop, f"stop_sequences[{index}]"):
+            raise fault(f"stop_sequences[{index}]", "a non-empty string", stop)
+    return tuple(stops)
+
+
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
+    tools = []
+    for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
+        where = f"tools[{index}]"
+        if mapping(tool, where).get("type", "custom") != "custom":
+            raise UnsupportedValue(f"{where}: the server tool {tool['type']!r} is not supported", param=where)
+        function = {
+            "name": string(tool.get("name"), f"{where}.name"),
+            "parameters": mapping(tool.get("input_schema"), f"{where}.input_schema"),
+        }
+        if tool.get("description") is not None:
+            function["description"] = string(tool["description"], f"{where}.description")
+        tools.append({"type": "function", "function": function})
+    choice = {"type": "auto"} if body.get("tool_choice") is None else mapping(body["tool_choice"], "tool_choice")
+    if choice.get("type") not in ("auto", "none"):
+        # The engine would have to mask the distribution, see the OpenAI adapter.
+        raise UnsupportedValue("a forced tool_choice is not supported: only auto and none", param="tool_choice")
+    serial = choice.get("disable_parallel_tool_use")
+    parallel = serial is None or not boolean(serial, "tool_choice.disable_parallel_tool_use")
+    return (tools if tools and choice["type"] == "auto" else None), parallel
+
+
+def _system(system: Any) -> list[Message]:
+    if system is None or system == []:
+        return []
+    return [{"role": "system", "content": _text(system, "system")}]
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, block in enumerate(array(content, where)):
+        at = f"{where}[{index}]"
+        if mapping(block, at).get("type") != "text":
+            raise UnsupportedValue(f"{at}: blocks of type {block.get('type')!r} are not supported here", param=at)
+        texts.append(string(block.get("text"), f"{at}.text"))
+    return "\n".join(texts)
+
+
+def _message(message: dict[str, Any], where: str) -> list[Message]:
+    role = message.get("role")
+    if role not in ("user", "assistant", "system"):
+        raise fault(f"{where}.role", "'user' or 'assistant'", role)
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    blocks = array(content, f"{where}.content")
+    if not blocks:
+        raise fault(f"{where}.content", "a string or a non-empty array of blocks", content)
+    parts = [(mapping(block, f"{where}.content[{i}]"), f"{where}.content[{i}]") for i, block in enumerate(blocks)]
+    return [_assistant(parts)] if role == "assistant" else _user(parts, role)
+
+
+def _assistant(parts: list[tuple[dict[str, Any], str]]) -> Message:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for block, at in parts:
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(string(block.get("text"), f"{at}.text"))
+        elif kind == "tool_use":
+            name = string(block.get("name"), f"{at}.name")
+            function = {"name": name, "arguments": mapping(block.get("input"), f"{at}.input")}
+            calls.append({"id": string(block.get("id"), f"{at}.id"), "type": "function", "function": function})
+        elif kind in _THINKING:
+            thoughts.append(block.get("thinking") if isinstance(block.get("thinking"), str) else "")
+        else:
+            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported by this model", param=at)
+    message: Message = {"role": "assistant", "content": "\n".join(texts)}
+    if calls:
+        message["tool_calls"] = calls
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message
+
+
+def _user(parts: list[tuple[dict[str, Any], str]], role: str) -> list[Message]:
+    lowered: list[Message] = []
+    texts: list[str] = []
+    for block, at in parts:
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(string(block.get("text"), f"{at}.text"))
+        elif kind == "tool_result":
+            result = block.get("content")
+            lowered.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": string(block.get("tool_use_id"), f"{at}.tool_use_id"),
+                    "content": "" if result is None else _text(result, f"{at}.content"),
+                }
+            )
+        else:
+            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported by this model", param=at)
+    if texts:
+        lowered.append({"role": role, "content": "\n".join(texts)})
+    return lowered

@@ -1,0 +1,174 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The real anthropic client against the real gateway, over loopback."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ..gateway_binding_registry import ModelState
+from .fakes.fake_engine import FakeEngine
+from .fakes.gateway_world import Texts, gateway_world
+from .fakes.tiny_model_folder import make_model_folder
+
+anthropic = pytest.importorskip("anthropic")
+
+W = "e0-t0-s0-a0"
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+ROOMY = {"planner_model": {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len": 1536}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def texts(folder) -> Texts:
+    return Texts(folder)
+
+
+def run_with(folder, engine, act, **spec):
+    """Run ``act(client, world)`` with a client bound to the planner's URL."""
+
+    async def run():
+        mapping = {"planner": "planner_model"}
+        async with gateway_world(folder, {"planner_model": engine}, mapping=mapping, bindings=ROOMY, **spec) as world:
+            url = (await world.open(W))["planner"].anthropic_base_url
+            async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+                return await act(client, world)
+
+    return asyncio.run(run())
+
+
+def ask(client, *messages, **kwargs):
+    content = [{"role": "user", "content": "hello"}] if not messages else list(messages)
+    return client.messages.create(**{"model": "any", "max_tokens": 200, "messages": content, **kwargs})
+
+
+def test_a_message_has_anthropics_shape_and_the_same_row_as_through_openai(folder, texts):
+    async def act(client, world):
+        message = await ask(client, system=[{"type": "text", "text": "Be brief."}])
+        openai = world.client((await world.open(W))["planner"])
+        history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+        await openai.chat.completions.create(model="any", messages=history)
+        await world.control.finalize(W, rewards=1.0)
+        return message, world.sink.rows
+
+    message, (ours, other) = run_with(folder, FakeEngine(texts.says("größer 😀")), act)
+    assert (message.type, message.role, message.stop_reason) == ("message", "assistant", "end_turn")
+    assert [block.text for block in message.content] == ["größer 😀"]
+    assert message.usage.input_tokens == len(ours.prompt_ids)
+    assert message.usage.output_tokens == len(ours.response_ids)
+    assert message.metadata["model_id"] == "planner_model" and message.metadata["policy_version"] == ["0.1", "0.1"]
+    assert ours.prompt_ids.tolist() == other.prompt_ids.tolist()
+    assert ours.response_ids.tolist() == other.response_ids.tolist() == texts.ids("größer 😀")
+
+
+@pytest.mark.parametrize(
+    ("said", "kwargs", "reason"),
+    [("yes END no", {"stop_sequences": ["END"]}, "stop_sequence"), ("x" * 50, {"max_tokens": 5}, "max_tokens")],
+)
+def test_stop_reasons_are_told(folder, texts, said, kwargs, reason):
+    message = run_with(folder, FakeEngine(texts.says(said)), lambda client, world: ask(client, **kwargs))
+    assert message.stop_reason == reason
+    assert message.stop_sequence == ("END" if reason == "stop_sequence" else None)
+
+
+def test_a_stream_accumulates_to_the_same_message(folder, texts):
+    async def act(client, world):
+        async with client.messages.stream(
+            model="any", max_tokens=200, messages=[{"role": "user", "content": "hello"}], tools=[TOOL]
+        ) as stream:
+            kinds = [event.type async for event in stream if event.type != "text"]
+            return kinds, await stream.get_final_message()
+
+    kinds, message = run_with(folder, FakeEngine(texts.says("I add. 😀" + CALL)), act)
+    assert [block.type for block in message.content] == ["text", "tool_use"]
+    assert message.content[0].text == "I add. 😀" and message.content[1].input == {"a": 1}
+    assert message.stop_reason == "tool_use" and message.usage.output_tokens > 10
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
+
+
+def test_a_tool_using_conversation_is_one_merged_row(folder, texts):
+    answers = {1: texts.ids("I add. " + CALL), 2: texts.ids("3")}
+    seen: list[list[int]] = []
+
+    def script(prompt):
+        if prompt not in seen:
+            seen.append(prompt)
+        return answers[seen.index(prompt) + 1]
+
+    async def act(client, world):
+        question = {"role": "user", "content": "1+2?"}
+        first = await ask(client, question, tools=[TOOL])
+        use = next(block for block in first.content if block.type == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "3"}]}
+        history = [question, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+        await ask(client, *history, tools=[TOOL])
+        await world.control.finalize(W, rewards=1.0)
+        return world.sink.rows
+
+    [row] = run_with(folder, FakeEngine(script), act, rows="merged")
+    assert row.response_ids[row.response_mask == 1].tolist() == answers[1] + answers[2]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "kind"),
+    [
+        ({"messages": []}, anthropic.BadRequestError, "invalid_request_error"),
+        ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error"),
+        ({"tool_choice": {"type": "any"}, "tools": [TOOL]}, anthropic.BadRequestError, "invalid_request_error"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+        ),
+        ({"messages": [{"role": "user", "content": "x" * 2000}]}, anthropic.BadRequestError, "invalid_request_error"),
+    ],
+)
+def test_client_faults_have_anthropics_error_shape(folder, texts, kwargs, error, kind):  # invariant 9
+    async def act(client, world):
+        with pytest.raises(error) as caught:
+            await ask(client, **kwargs)
+        return caught.value, await ask(client)
+
+    caught, good = run_with(folder, FakeEngine(texts.says("fine")), act)
+    assert caught.body["type"] == "error" and caught.body["error"]["type"] == kind
+    assert good.content[0].text == "fine"
+
+
+def test_a_paused_model_and_a_closed_workflow_have_the_statuses_an_sdk_acts_on(folder, texts):
+    async def act(client, world):
+        await world.set_state("planner_model", ModelState.SYNCING)
+        with pytest.raises(anthropic.RateLimitError) as paused:
+            await ask(client)
+        await world.control.finalize(W)
+        with pytest.raises(anthropic.ConflictError):
+            await ask(client)
+        return paused.value
+
+    paused = run_with(folder, FakeEngine(texts.says("x")), act, hold_timeout_s=0.05)
+    assert paused.response.headers["retry-after"] == "2" and paused.body["error"]["type"] == "rate_limit_error"
+
+
+def test_tokens_are_counted_as_they_would_be_sent(folder, texts):
+    async def act(client, world):
+        count = await client.messages.count_tokens(model="any", messages=[{"role": "user", "content": "hello"}])
+        return count.input_tokens
+
+    assert run_with(folder, FakeEngine(texts.says("x")), act) == len(texts.prompt("hello"))
