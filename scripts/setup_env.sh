@@ -56,7 +56,7 @@ _compiler() {
   _apt_install gcc libc6-dev python3-dev
 }
 
-_pip() { "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
+_pip() { "$PYTHON" -m pip install -qq --disable-pip-version-check "$@"; }
 
 setup_env() {
   local extra wanted prefix missing=()

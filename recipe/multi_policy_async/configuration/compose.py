@@ -159,10 +159,12 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += _file_problems(specs["data"])
     if specs["workflow"] is not None:
         problems += validate.workflow_problems(specs["workflow"], mapping)
-    if all(specs[name] is not None for name in ("run", "stop", "metrics", "queue", "workflow")):
-        context = JobContext(raw.job, raw.device, raw.overlay, raw.policy_defaults)
-        policies, found = _policies(models, context, raw.set_on_command_line)
-        problems += found
+    broken = [name for name in specs if specs[name] is None]
+    if broken:  # the policies are checked all the same, against sections that are right
+        raw.job.update({name: compose_raw(DEFAULT_CONFIG, []).job[name] for name in broken})
+    context = JobContext(raw.job, raw.device, raw.overlay, raw.policy_defaults)
+    policies, found = _policies(models, context, raw.set_on_command_line)
+    problems += found
     if problems:
         raise ConfigError({str(problem): problem for problem in problems}.values())  # shared layers repeat theirs
     del specs["queue"]  # every policy has its own by now

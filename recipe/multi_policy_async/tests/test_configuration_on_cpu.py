@@ -265,6 +265,53 @@ class TestModels:
         assert job.models["solver_model"].trainer_gpus == 4
 
 
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+WRONG = [
+    [  # override, key that the message names; all of a batch are composed together
+        ("multi_model.enable=false", "multi_model.enable"),
+        ("gateway.mode=single", "gateway.mode"),
+        ("agent_model_mapping.planner=null", "agent_model_mapping.planner"),
+        (f"{PLANNER}.model_path=null", f"{PLANNER}.model_path"),
+        (f"{SOLVER}.model_path=org/name", f"{SOLVER}.model_path"),
+        (f"{PLANNER}.trainer.n_gpus=0", f"{PLANNER}.trainer.n_gpus"),
+        (f"{PLANNER}.{_ROLLOUT}.temperature=0", f"{PLANNER}.{_ROLLOUT}.temperature"),
+        (f"{PLANNER}.{_ROLLOUT}.top_p=1.5", f"{PLANNER}.{_ROLLOUT}.top_p"),
+        (f"{PLANNER}.{_ROLLOUT}.top_k=0", f"{PLANNER}.{_ROLLOUT}.top_k"),
+        (f"{PLANNER}.{_ACTOR}.strategy=fsdp", f"{PLANNER}.{_ACTOR}.strategy"),
+        (f"{PLANNER}.{_ACTOR}.optim.lr=fast", f"{PLANNER}.{_ACTOR}.optim.lr"),
+        (f"{PLANNER}.async_training.use_trainer_do_validate=true", f"{PLANNER}.async_training.use_trainer_do_validate"),
+        (f"{PLANNER}.reward_model.enable=true", f"{PLANNER}.reward_model"),
+        (f"{SOLVER}.{_ROLLOUT}.tensor_model_parallel_size=2", f"{SOLVER}.rollout.n_gpus"),
+        (f"{SOLVER}.algorithm.adv_estimator=gae", f"{SOLVER}.algorithm.adv_estimator"),
+        (f"{SOLVER}.{_ACTOR}.checkpoint=none", f"{SOLVER}.{_ACTOR}.checkpoint"),
+        (f"{SOLVER}.{_ACTOR}.ppo_mini_batch_size=0", f"{SOLVER}.{_ACTOR}.ppo_mini_batch_size"),
+        ("data.train_files=/nowhere.parquet", "data.train_files"),
+        ("run.name=two words", "run.name"),
+    ],
+    [
+        ("workflow.n=1", "workflow.n"),
+        ("agent_model_mapping.solver=planner_model", SOLVER),
+        (f"{PLANNER}.train=maybe", f"{PLANNER}.train"),
+        (f"{PLANNER}.data.max_prompt_length=0", f"{PLANNER}.data.max_prompt_length"),
+        (f"{SOLVER}.{_ACTOR}.ppo_max_token_len_per_gpu=10", f"{SOLVER}.{_ACTOR}.ppo_max_token_len_per_gpu"),
+        (f"{SOLVER}.{_ROLLOUT}.max_model_len=10", f"{SOLVER}.{_ROLLOUT}.max_model_len"),
+        (f"{SOLVER}.async_training.on_stale=maybe", f"{SOLVER}.async_training.on_stale"),
+        ("stop.updates=0", "stop.updates"),
+        ("ingest.admission=some", "ingest.admission"),
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def all_wrong(tmp_path_factory):
+    """Keys that the messages name, of every batch."""
+    named = set()
+    for batch in WRONG:
+        named |= set(problems_of(tmp_path_factory.mktemp("wrong"), *(override for override, _ in batch)))
+    return named
+
+
 class TestProblems:
     def test_all_problems_are_listed_at_once(self, tmp_path):
         found = problems_of(
@@ -298,42 +345,9 @@ class TestProblems:
             tiny_job(tmp_path, "policy_defaults.trainr.n_gpus=1")
         assert len(caught.value.problems) == 1
 
-    @pytest.mark.parametrize(
-        ("override", "key"),
-        [
-            ("multi_model.enable=false", "multi_model.enable"),
-            ("gateway.mode=single", "gateway.mode"),
-            ("agent_model_mapping.planner=null", "agent_model_mapping.planner"),
-            ("agent_model_mapping.solver=planner_model", SOLVER),
-            (f"{PLANNER}.model_path=null", f"{PLANNER}.model_path"),
-            (f"{PLANNER}.model_path=org/name", f"{PLANNER}.model_path"),
-            (f"{PLANNER}.trainer.n_gpus=0", f"{PLANNER}.trainer.n_gpus"),
-            (f"{PLANNER}.train=maybe", f"{PLANNER}.train"),
-            (f"{PLANNER}.actor_rollout_ref.rollout.temperature=0", f"{PLANNER}.actor_rollout_ref.rollout.temperature"),
-            (f"{PLANNER}.actor_rollout_ref.rollout.top_p=1.5", f"{PLANNER}.actor_rollout_ref.rollout.top_p"),
-            (f"{PLANNER}.actor_rollout_ref.rollout.top_k=0", f"{PLANNER}.actor_rollout_ref.rollout.top_k"),
-            (f"{PLANNER}.actor_rollout_ref.actor.strategy=fsdp", f"{PLANNER}.actor_rollout_ref.actor.strategy"),
-            (
-                f"{PLANNER}.async_training.use_trainer_do_validate=true",
-                f"{PLANNER}.async_training.use_trainer_do_validate",
-            ),
-            (f"{PLANNER}.rollout.n_gpus=3 tp=2", f"{PLANNER}.rollout.n_gpus"),
-            (f"{PLANNER}.algorithm.adv_estimator=gae", f"{PLANNER}.algorithm.adv_estimator"),
-            (f"{PLANNER}.actor_rollout_ref.actor.optim.lr=fast", f"{PLANNER}.actor_rollout_ref.actor.optim.lr"),
-            (f"{PLANNER}.actor_rollout_ref.actor=none", f"{PLANNER}.actor_rollout_ref.actor"),
-            (f"{PLANNER}.reward_model.enable=true", f"{PLANNER}.reward_model"),
-            ("workflow.n=1", "workflow.n"),
-            ("data.train_files=/nowhere.parquet", "data.train_files"),
-            ("stop.updates=0", "stop.updates"),
-            ("run.name=two words", "run.name"),
-        ],
-    )
-    def test_a_job_that_cannot_run_names_the_key(self, tmp_path, override, key):
-        overrides = [override]
-        if override.endswith(" tp=2"):
-            size = f"{PLANNER}.actor_rollout_ref.rollout.tensor_model_parallel_size=2"
-            overrides = [override.removesuffix(" tp=2"), size]
-        assert key in problems_of(tmp_path, *overrides)
+    @pytest.mark.parametrize("key", [key for batch in WRONG for _, key in batch])
+    def test_a_job_that_cannot_run_names_the_key(self, all_wrong, key):
+        assert key in all_wrong
 
     def test_a_job_without_models_agents_and_tasks_says_all_three(self):
         with pytest.raises(ConfigError) as caught:
