@@ -198,6 +198,7 @@ class ModelAsyncRuntime:
             config=self.config,
             tokenizer=hf_tokenizer(self.policy.model_path, trust_remote_code=self.config.data.trust_remote_code),
             namespace=self.policy.namespace,
+            master_port_range=self.policy.master_port_range,
             source=self.training_queue,
             make_synchronizer=make_synchronizer,
             tracking=tracking,

@@ -36,7 +36,13 @@ from .batch_assembly import AssembledBatch, assemble
 from .parameter_synchronizer import ParameterSynchronizer
 from .rollout_runtime import RollouterPort
 from .tracking import PolicyTracking
-from .verl_adapter import TrainingStopException, trainer_base_class, trainer_resources, worker_classes
+from .verl_adapter import (
+    TrainingStopException,
+    trainer_base_class,
+    trainer_resources,
+    worker_classes,
+    worker_group_class,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +104,7 @@ class PolicyTrainer(trainer_base_class()):
         config: its full verl config.
         tokenizer: its tokenizer.
         namespace: prefix of every cluster-wide name (collision C1).
+        master_port_range: rendezvous ports of its ranks (collision C11).
         source: where whole advantage groups come from.
         make_synchronizer: builds the weight synchronizer once the worker group exists.
         tracking: prefixed metrics.
@@ -116,6 +123,7 @@ class PolicyTrainer(trainer_base_class()):
         config: DictConfig,
         tokenizer: Any,
         namespace: str,
+        master_port_range: tuple[int, int],
         source: BatchSource,
         make_synchronizer: Callable[[Any], ParameterSynchronizer],
         tracking: PolicyTracking,
@@ -131,6 +139,7 @@ class PolicyTrainer(trainer_base_class()):
             tokenizer=tokenizer,
             role_worker_mapping=worker_classes(config),
             resource_pool_manager=trainer_resources(config, namespace),
+            ray_worker_group_cls=worker_group_class(master_port_range),
             device_name=config.trainer.device,
         )
         self.model_id = model_id

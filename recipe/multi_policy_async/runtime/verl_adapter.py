@@ -17,12 +17,13 @@ Upstream is about to move that package into recipes and grows a second trainer (
 second adapter replaces this module without touching the rest. Seams that upstream leaves closed are named here.
 """
 
+from functools import partial
 from typing import Any
 
 import ray
 from omegaconf import DictConfig
 from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer, TrainingStopException
-from verl.single_controller.ray import ResourcePoolManager
+from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
 from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
 
@@ -34,6 +35,7 @@ __all__ = [
     "trainer_base_class",
     "trainer_resources",
     "worker_classes",
+    "worker_group_class",
 ]
 
 
@@ -69,6 +71,14 @@ def worker_classes(config: DictConfig) -> dict[Role, Any]:
         from verl.workers.engine_workers import TrainingWorker as CriticWorker
     classes = {Role.Actor: ActorWorker, Role.Critic: CriticWorker, Role.RefPolicy: ActorWorker}
     return {role: ray.remote(classes[role]) for role in trainer_roles(config)}
+
+
+def worker_group_class(master_port_range: tuple[int, int]) -> Any:
+    """verl's worker group with this model's own rendezvous ports.
+
+    Without a range verl binds port 0, closes it and uses the number later (collision C11).
+    """
+    return partial(RayWorkerGroup, master_port_range=list(master_port_range))
 
 
 def trainer_resources(config: DictConfig, namespace: str) -> ResourcePoolManager:
