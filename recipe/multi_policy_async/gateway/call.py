@@ -95,6 +95,7 @@ class Call:
     first_token_at: float | None = None
     ended_at: float | None = None
     shown: bool = False  # the client may have seen a part of it
+    received: bool = False  # the client accepted the last byte
     cut: bool = False  # the client sees less than was sampled: a stop string, or calls beyond the first
     extended_by: "Call | None" = None  # the first call that goes on from this answer
     bound: bool = False  # its prompt is too long to begin a row: it must go on in its parent's

@@ -105,6 +105,8 @@ class ServedModel:
                 logger.info("attempt %s failed, starting again: %s", attempt.rid, error)
                 self._restart(call, "upstream", error)
                 continue
+            if finish == "abort" and call.ids and call.ids[-1] in self.tokenizer.end_of_turn_ids:
+                finish = "stop"  # the abort came behind the last token
             if finish != "abort":
                 call.finish(finish)
                 return

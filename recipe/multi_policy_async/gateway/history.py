@@ -18,7 +18,7 @@ sampled (merges across token borders, spacing of tool arguments), and so a conte
 
 1. Canonical messages (roles, contents, tool names and parsed arguments, no ids, no spacing) are hashed in a chain; an
    answer is found by the hash of the history up to and including it. Among equal answers the tool-call ids that the
-   client echoes decide, then the oldest one that nothing extends yet.
+   client echoes decide, then the oldest received one that nothing extends yet.
 2. The history is rendered with the raw sampled text in place of the answers. Only if the text so far (of the found
    call's prompt and answer) is a prefix of it does the call extend that answer: its prompt is the stored ids plus the
    ids of the rest. A template that rewrites the past (strips thinking, changes the system prompt, trims) fails this
@@ -164,4 +164,6 @@ def _best(candidates: list[Call], message: Message) -> Call:
         for candidate in candidates:
             if echoed & {tool_call.call_id for tool_call in candidate.tool_calls}:
                 return candidate
+    # An answer that nobody is known to have received is meant only where no other can be.
+    candidates = [c for c in candidates if c.received] or candidates
     return next((c for c in candidates if c.extended_by is None), candidates[0])

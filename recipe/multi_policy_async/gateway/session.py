@@ -160,6 +160,8 @@ class WorkflowSession:
         exchange.readers -= 1
         if delivered:
             exchange.delivered = True
+            for call in exchange.calls:
+                call.received = True
             if len(exchange.calls) == 1:
                 self.keep(exchange.calls[0])
         elif exchange.readers == 0 and not exchange.delivered and exchange.error is None:
