@@ -209,6 +209,10 @@ class TrajectoryIngestor:
         """
         await self._outlet.give_back(model_id, batch_id)
 
+    async def clear(self, model_id: str) -> None:
+        """Drop the groups that wait in a policy's queue, as ``shutdown``."""
+        await self._outlet.clear(model_id)
+
     async def add_checkpoint(self, model_id: str, incarnation: int, step: int, digest: str, path: str) -> None:
         """Commit a checkpoint of a policy, after its files are on disk."""
         await self._state.serial.on_disk(self._state.ledger.add_checkpoint, model_id, incarnation, step, digest, path)

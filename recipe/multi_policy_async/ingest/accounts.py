@@ -80,6 +80,7 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "taken": queue.taken_rows,
         "unaccounted": account.balance(open_rows + queue.waiting_rows + queue.taken_rows),
         "queue_groups": len(queue),
+        "max_queue_groups": queue.capacity,
         "taken_groups": queue.taken_groups,
         "lead_groups": queue.lead(len(tasks)),
         "max_lead_groups": queue.spec.max_lead_groups,

@@ -15,12 +15,12 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..trajectory import Trajectory, Version
-from .handle import TargetDiedError, call
+from .handle import TargetDiedError, call, invoke
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class BatchSource(Protocol):
 class IngestBatchSource:
     """Takes batches from the trajectory ingestor.
 
-    Reports about the last batch are sent at once and awaited before the next batch (or by ``flush``), so that a
-    synchronous trainer hook can make them.
+    Reports about the last batch are sent at once, so that a synchronous hook of a trainer can make them, and awaited
+    before the next batch or by ``flush``.
 
     Args:
         ingestor: a ``TrajectoryIngestor`` or its actor handle.
@@ -101,8 +101,7 @@ class IngestBatchSource:
         self.groups = groups
         self._poll_s = poll_s
         self._batch_id: str | None = None
-        self._report: asyncio.Task | None = None
-        self._unsent: Coroutine | None = None
+        self._report: Awaitable[None] | None = None
 
     async def next_batch(self, version: Version) -> TakenBatch | End | ProducerDied:
         """Poll until there is a batch or there will be none.
@@ -142,19 +141,16 @@ class IngestBatchSource:
         Raises:
             TargetDiedError: the ingestor died before it answered.
         """
-        report, unsent = self._report, self._unsent
-        self._report = self._unsent = None
+        report, self._report = self._report, None
         if report is not None:
             await report
-        if unsent is not None:
-            await unsent
 
     def _send(self, method: str, *args: Any) -> None:
         assert self._batch_id is not None, f"{method} without a batch"
-        assert self._report is None and self._unsent is None, "one report per batch"
-        report = call(self._ingestor, method, self.model_id, self._batch_id, *args)
+        assert self._report is None, "one report per batch"
+        report = invoke(self._ingestor, method, self.model_id, self._batch_id, *args)
         self._batch_id = None
         try:
             self._report = asyncio.get_running_loop().create_task(report)
-        except RuntimeError:  # called outside a loop: sent at the next await
-            self._unsent = report
+        except RuntimeError:  # called outside a loop: awaited by flush
+            self._report = report

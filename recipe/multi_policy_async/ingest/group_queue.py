@@ -76,6 +76,11 @@ class GroupQueue:
         return len(self._waiting)
 
     @property
+    def capacity(self) -> int | None:
+        """Groups that may wait; ``None`` for a frozen policy, which has no queue."""
+        return self.spec.max_queue_groups or self.spec.max_lead_groups
+
+    @property
     def waiting_rows(self) -> int:
         return sum(len(group.rows) for group in self._waiting)
 
@@ -117,10 +122,8 @@ class GroupQueue:
 
     def surplus_with(self, new: Sequence[QueuedGroup]) -> list[QueuedGroup]:
         """Oldest groups that do not fit any more once ``new`` are added."""
-        limit = self.spec.max_queue_groups or self.spec.max_lead_groups
-        assert limit is not None
         candidates = [*self._waiting, *new]
-        return candidates[: max(0, len(candidates) - limit)]
+        return candidates[: max(0, len(candidates) - (self.capacity or 0))]
 
     def add(self, new: Sequence[QueuedGroup]) -> None:
         self._waiting.extend(new)

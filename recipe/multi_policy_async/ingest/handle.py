@@ -13,6 +13,7 @@
 # limitations under the License.
 """Call an async method of a plain object or of a Ray actor in the same way."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 
@@ -20,19 +21,29 @@ class TargetDiedError(RuntimeError):
     """The Ray actor that was called is gone."""
 
 
-async def call(target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    """``await target.method(...)``, through ``.remote`` if ``target`` is a Ray actor handle.
+def invoke(target: Any, method: str, *args: Any) -> Awaitable[Any]:
+    """Start a call; an actor has it when this returns, a plain object's coroutine starts when it is awaited.
 
-    Raises:
-        TargetDiedError: the actor is dead. What the method itself raises passes through.
+    Awaiting the result raises ``TargetDiedError`` if the actor is dead; what the method itself raises passes through.
     """
     function = getattr(target, method)
     remote = getattr(function, "remote", None)
-    if remote is None:
-        return await function(*args, **kwargs)
+    return function(*args) if remote is None else _answer(remote(*args), method)
+
+
+async def call(target: Any, method: str, *args: Any) -> Any:
+    """``await target.method(*args)``, through ``.remote`` if ``target`` is a Ray actor handle.
+
+    Raises:
+        TargetDiedError: the actor is dead.
+    """
+    return await invoke(target, method, *args)
+
+
+async def _answer(reference: Any, method: str) -> Any:
     from ray.exceptions import RayActorError
 
     try:
-        return await remote(*args, **kwargs)
+        return await reference
     except RayActorError as error:
         raise TargetDiedError(f"{type(error).__name__} in {method}: {error}") from error

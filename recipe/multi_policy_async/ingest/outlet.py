@@ -20,7 +20,7 @@ from .batch_source import End, Group, ProducerDied, TakenBatch
 from .group_queue import GroupQueue
 from .groups import row_ids
 from .ledger import FateChange
-from .reasons import POISON, RETIRED, TRAINED, check_drop_reason
+from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
 
@@ -100,6 +100,18 @@ class Outlet:
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))
+            state.changes.notify()
+
+        await state.serial.exclusively(settle())
+
+    async def clear(self, model_id: str) -> None:
+        state, queue = self._state, self._state.queue(model_id)
+
+        async def settle() -> None:
+            waiting = queue.waiting()
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(row_ids(waiting), SHUTDOWN)])
+            queue.discard(waiting)
+            state.accounts[model_id].settle(SHUTDOWN, len(row_ids(waiting)))
             state.changes.notify()
 
         await state.serial.exclusively(settle())
