@@ -48,6 +48,14 @@ def submit(engine: HFEngine, rid: str, prompt: list[int], **params) -> Generatio
     return request
 
 
+def load(engine: HFEngine, model: torch.nn.Module, version: Version) -> None:
+    engine.begin_load()
+    for name, tensor in model.state_dict().items():
+        engine.weights.load(name, tensor)
+    engine.weights.finish_load()
+    engine.set_version(version)
+
+
 def run(engine: HFEngine, *requests: GenerationRequest) -> None:
     for _ in range(1000):
         if all(request.finish_reason for request in requests):
@@ -266,11 +274,7 @@ def test_every_answer_carries_the_version_whose_weights_sampled_it():
     engine.pause()
     held = submit(engine, "held", [1, 2, 3])
     engine.step()
-    engine.begin_load()
-    for name, tensor in other.state_dict().items():
-        engine.weights.load(name, tensor)
-    engine.weights.finish_load()
-    engine.set_version(Version(2, 8))
+    load(engine, other, Version(2, 8))
     assert engine.resume()
     run(engine, held)
     assert (old.version, held.version) == (Version(2, 7), Version(2, 8))
@@ -372,6 +376,21 @@ def test_weights_that_are_not_finite_fail_the_request_instead_of_sampling_noise(
     run(engine, request)
     assert "not finite" in request.error
     assert request.output_ids == []
+
+
+def test_weights_that_are_finite_again_leave_no_trace_of_those_that_were_not():
+    bad, good = tiny_qwen3(1), tiny_qwen3(2)
+    with torch.no_grad():
+        bad.model.layers[0].self_attn.v_proj.weight.fill_(float("nan"))
+    engine = make_engine(bad)
+    run(engine, submit(engine, "nan", [1] * 20))
+    engine.pause()
+    load(engine, good, Version(0, 2))
+    assert engine.resume()
+    # The longer neighbour makes the short row's attention span the places that the old row had filled.
+    request = submit(engine, "good", [1, 2])
+    run(engine, request, submit(engine, "longer", [3] * 40))
+    assert_agrees(request, good)
 
 
 def test_an_error_in_the_model_fails_its_rows_and_not_the_engine():
