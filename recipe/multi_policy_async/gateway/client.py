@@ -103,6 +103,31 @@ class GatewayControlClient:
         """
         return await self._call("POST", f"/{workflow_id}/abort", {"error": error})
 
+    async def pause(self, workflow_id: str) -> dict[str, Any]:
+        """Hold the workflow's new requests.
+
+        Raises:
+            ControlError, httpx.HTTPError: refused, or not reached.
+        """
+        return await self._call("POST", f"/{workflow_id}/pause", {})
+
+    async def resume(self, workflow_id: str) -> dict[str, Any]:
+        """Let them go.
+
+        Raises:
+            ControlError, httpx.HTTPError: refused, or not reached.
+        """
+        return await self._call("POST", f"/{workflow_id}/resume", {})
+
+    async def report_rewards(self, workflow_id: str, rewards: float | Mapping[str, float]) -> dict[str, Any]:
+        """Report rewards before the end; finalize uses them where it brings none.
+
+        Raises:
+            ControlError, httpx.HTTPError: refused, or not reached.
+        """
+        body = {"rewards": dict(rewards) if isinstance(rewards, Mapping) else rewards}
+        return await self._call("POST", f"/{workflow_id}/rewards", body)
+
     async def status(self, workflow_id: str) -> dict[str, Any]:
         """State and calls of a workflow.
 

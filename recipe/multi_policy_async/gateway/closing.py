@@ -76,6 +76,7 @@ class WorkflowCloser:
             if isinstance(again := self._store.find(workflow_id), ClosedWorkflow):
                 return again.answer
             await found.seal()
+            rewards = found.rewards if rewards is None else rewards
             chosen = found.chosen_calls(rewards if isinstance(rewards, Mapping) else ())
             rows = build_rows(workflow_id, chosen, merged=self._merged, binding=self._registry.binding)
             try:

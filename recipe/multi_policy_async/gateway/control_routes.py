@@ -22,9 +22,10 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Scope
 
-from .errors import Unauthorized
+from .errors import Unauthorized, WorkflowClosed
 from .http_io import header, json_response
 from .service import GatewayService
+from .session import WorkflowSession
 from .session_store import ClosedWorkflow
 
 
@@ -44,6 +45,13 @@ class FinalizeWorkflow(BaseModel):
     rewards: float | dict[str, float | None] | None = None
     score: float | None = None
     error: str | None = None
+
+
+class ReportRewards(BaseModel):
+    """One number for all, or by agent id, trajectory id or request id; later reports win."""
+
+    model_config = ConfigDict(extra="forbid")
+    rewards: float | dict[str, float]
 
 
 class AbortWorkflow(BaseModel):
@@ -69,6 +77,12 @@ def control_router(service: GatewayService) -> APIRouter:
     """Routes under /control/v1. The key is checked before the body is read, see ``ControlGuard``."""
     documented_key = Depends(HTTPBearer(auto_error=False))
     router = APIRouter(prefix="/control/v1/workflows", dependencies=[documented_key], tags=["control"])
+
+    def open_session(workflow_id: str) -> WorkflowSession:
+        found = service.sessions.find(workflow_id)
+        if isinstance(found, ClosedWorkflow):
+            raise WorkflowClosed(f"workflow {workflow_id} is finalized")
+        return found
 
     @router.post("")
     async def create(body: CreateWorkflow, request: Request) -> dict[str, Any]:
@@ -100,6 +114,27 @@ def control_router(service: GatewayService) -> APIRouter:
     async def abort(workflow_id: str, body: AbortWorkflow | None = None) -> Response:
         """End a workflow without rows; running generations are ended at the servers."""
         return json_response(await service.closer.abort(workflow_id, error=body.error if body else None))
+
+    @router.post("/{workflow_id}/rewards")
+    async def rewards(workflow_id: str, body: ReportRewards) -> dict[str, Any]:
+        """Report rewards before the end; finalize uses them where it brings none."""
+        session = open_session(workflow_id)
+        session.report_rewards(body.rewards)
+        return session.status()
+
+    @router.post("/{workflow_id}/pause")
+    async def pause(workflow_id: str) -> dict[str, Any]:
+        """Hold the workflow's new requests; longer than ``hold_timeout_s`` they get 429."""
+        session = open_session(workflow_id)
+        session.pause()
+        return session.status()
+
+    @router.post("/{workflow_id}/resume")
+    async def resume(workflow_id: str) -> dict[str, Any]:
+        """Let them go."""
+        session = open_session(workflow_id)
+        session.resume()
+        return session.status()
 
     @router.get("/{workflow_id}")
     async def status(workflow_id: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -154,7 +155,7 @@ class RouterProcess:
         return f"; the end of {self._log_path}:\n" + "\n".join(lines)
 
 
-def _sglang_arguments(host: str, port: int, metrics_port: int, policy: str, workers: Sequence[str]) -> list[str]:
+def _common_arguments(host: str, port: int, metrics_port: int, policy: str, workers: Sequence[str]) -> list[str]:
     return [
         *("--host", host, "--port", str(port), "--policy", policy),
         # A client's fault must not take a server out of service, and a failed call is retried by the gateway, which
@@ -165,11 +166,18 @@ def _sglang_arguments(host: str, port: int, metrics_port: int, policy: str, work
         *("--request-timeout-secs", "86400", "--max-concurrent-requests", "-1"),
         *("--prometheus-host", host, "--prometheus-port", str(metrics_port)),
         *("--log-level", "warn", "--worker-startup-check-interval", "1"),
+        # Whoever stops the router has stopped the requests; the defaults would wait for minutes.
+        *("--shutdown-grace-period-secs", "1"),
         *("--worker-urls", *workers),
     ]
 
 
-_ARGUMENTS = {"sglang_router": _sglang_arguments, "smg": _sglang_arguments}
+def _smg_arguments(*args: Any) -> list[str]:
+    # Its load polls ask for paths that only SGLang's own servers have, and would leave busy servers out.
+    return ["--disable-load-monitoring", "--disable-worker-overload-protection", *_common_arguments(*args)]
+
+
+_ARGUMENTS = {"sglang_router": _common_arguments, "smg": _smg_arguments}
 
 
 def _free_port(host: str) -> int:

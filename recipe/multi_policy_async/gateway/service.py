@@ -143,6 +143,7 @@ class GatewayService:
         """
         model_id = self.route(agent_id)
         self._check_model_name(request, model_id)
+        await session.wait_resumed()
         model = await self.served(model_id)
         prompt = await build_prompt(session, model, agent_id, request)
         budget, bound = self._budget(model.binding, prompt, request)

@@ -55,6 +55,9 @@ class WorkflowSession:
         self.state = SessionState.OPEN
         self.exchanges: list[Exchange] = []
         self.conversations = ConversationIndex()
+        self.rewards: dict[str, float] | float | None = None  # reported before finalize
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self.closing = asyncio.Lock()  # held by finalize and abort
         self._spec = spec
         self._metrics = metrics
@@ -72,6 +75,40 @@ class WorkflowSession:
         """
         if self.state != SessionState.OPEN:
             raise WorkflowClosed(f"workflow {self.workflow_id} is finalized; its agents can make no more calls")
+
+    def pause(self) -> None:
+        """Hold new requests; running calls go on."""
+        self.check_open()
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Let held requests go."""
+        self._resumed.set()
+
+    async def wait_resumed(self) -> None:
+        """Return at once unless the workflow is paused.
+
+        Raises:
+            Busy: paused for longer than a request may be held.
+        """
+        if self._resumed.is_set():
+            return
+        try:
+            await asyncio.wait_for(self._resumed.wait(), self._spec.hold_timeout_s)
+        except TimeoutError:
+            raise Busy(
+                f"workflow {self.workflow_id} is paused",
+                retry_after_s=self._spec.retry_after_s,
+                code="workflow_paused",
+            ) from None
+
+    def report_rewards(self, rewards: dict[str, float] | float) -> None:
+        """Rewards known before the end; finalize uses them where it brings none, later reports win."""
+        self.check_open()
+        if isinstance(rewards, dict) and isinstance(self.rewards, dict):
+            self.rewards.update(rewards)
+        else:
+            self.rewards = rewards
 
     def new_exchange(self, agent_id: str, model_id: str, request: AgentRequest, digest: bytes) -> Exchange:
         """Register a request.
@@ -206,6 +243,7 @@ class WorkflowSession:
     async def seal(self) -> None:
         """No new calls; wait for running ones, then abandon what is not kept. May be called again."""
         self.state = SessionState.SEALED
+        self._resumed.set()  # held requests get their 409
         running = [e.task for e in self.exchanges if e.task is not None and e.running and not e.client_left]
         if running:
             await asyncio.wait(running, timeout=self._spec.finalize_grace_s)
@@ -244,6 +282,7 @@ class WorkflowSession:
     async def abandon_all(self, reason: str) -> None:
         """Abort: no call of this workflow becomes training data."""
         self.state = SessionState.SEALED
+        self._resumed.set()
         for exchange in self.exchanges:
             for call in exchange.calls:
                 if call.state == CallState.KEPT:
@@ -270,7 +309,7 @@ class WorkflowSession:
         )
         return {
             "workflow_id": self.workflow_id,
-            "state": self.state.value,
+            "state": self.state.value if self._resumed.is_set() else "paused",
             "purpose": self.purpose,
             "started_at": self.started_at,
             "calls": dict(counts),

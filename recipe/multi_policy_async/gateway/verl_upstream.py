@@ -15,14 +15,17 @@
 
 Gives the same rows as the router: ids, log-probs and a version per token. It cannot stream (a server answers when it is
 done, so a streaming client gets one delta) nor end an orphan (verl's client names requests itself): an abandoned
-attempt runs to its budget. Importing verl imports torch, which a gateway with the router upstream never does.
+attempt runs to its budget. Unpickling the client imports verl and torch, which a gateway with the router never does.
 """
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from ..trajectory import Version
-from .upstream import Attempt, TokenChunk, UpstreamError
+from .upstream import Attempt, TokenChunk, UpstreamError, UpstreamRefused
+
+logger = logging.getLogger(__name__)
 
 _FINISH = {"completed": "stop", "stop": "stop", "length": "length", "aborted": "abort", "abort": "abort"}
 
@@ -38,31 +41,28 @@ class VerlClientUpstream:
 
     def __init__(self, client: Any, incarnation: int) -> None:
         self._client = client
+        single_attempt = next((c for c in type(client).__mro__ if c.__name__ == "LLMServerClient"), type(client))
+        self._generate = single_attempt.generate
         self._incarnation = incarnation
 
     async def generate(self, attempt: Attempt) -> AsyncIterator[TokenChunk]:
         if attempt.top_logprobs:
-            raise UpstreamError("top_logprobs need gateway.upstream=sglang_router")
-        from ray.exceptions import RayError
-        from verl.workers.rollout.llm_server import LLMServerClient
-
-        single_attempt = LLMServerClient.generate if isinstance(self._client, LLMServerClient) else None
-        arguments = {
-            "prompt_ids": attempt.input_ids,
-            "sampling_params": {
-                **attempt.sampling_params,
-                "max_new_tokens": attempt.max_new_tokens,
-                "stop_token_ids": list(attempt.stop_token_ids),
-                "logprobs": True,
-            },
-        }
+            raise UpstreamRefused("top_logprobs need gateway.upstream=sglang_router")
         try:
-            if single_attempt is not None:
-                output = await single_attempt(self._client, attempt.rid, **arguments)
-            else:
-                output = await self._client.generate(attempt.rid, **arguments)
-        except (RayError, RuntimeError, ValueError) as error:
-            # RayError: a server died or raised; RuntimeError: the balancer has no server.
+            output = await self._generate(
+                self._client,
+                attempt.rid,
+                prompt_ids=attempt.input_ids,
+                sampling_params={
+                    **attempt.sampling_params,
+                    "max_new_tokens": attempt.max_new_tokens,
+                    "stop_token_ids": list(attempt.stop_token_ids),
+                    "logprobs": True,
+                },
+            )
+        except Exception as error:
+            # Ray raises what the server raised, of any type, or that it died; whatever it was, this attempt is over.
+            logger.info("attempt %s failed: %r", attempt.rid, error)
             raise UpstreamError(f"{type(error).__name__}: {error}") from error
         yield self._chunk(attempt, output)
 

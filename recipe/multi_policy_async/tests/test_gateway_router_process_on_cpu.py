@@ -15,12 +15,13 @@
 
 import asyncio
 import importlib.util
-import os
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import asynccontextmanager
 
+import openai
 import pytest
 
 from ..gateway.router_process import RouterDied, RouterProcess
@@ -31,43 +32,86 @@ from .fakes.tiny_model_folder import make_model_folder
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("sglang_router") is None, reason="needs the package sglang-router"
-)
+
+def needs(program: str):
+    missing = importlib.util.find_spec(program) is None
+    return pytest.param(program, marks=pytest.mark.skipif(missing, reason=f"needs the package {program}"))
 
 
-def test_a_call_through_the_real_router_is_captured_exactly_and_client_faults_do_not_open_its_breaker(tmp_path):
+PROGRAMS = [needs("sglang_router"), needs("smg")]
+
+
+@asynccontextmanager
+async def behind_router(folder, engines, program, log_path):
+    """A gateway whose one model is reached through a real router over several replicas."""
+    first, *others = engines
+    async with gateway_world(folder, {"planner_model": first}, mapping={"planner": "planner_model"}) as world:
+        urls = [first.url, *[await engine.start() for engine in others]]
+        router = RouterProcess("planner_model", urls, program, log_path, policy="round_robin")
+        router.start()
+        try:
+            await router.wait_ready(30)
+            await world.router.bind(binding("planner_model", folder, router.url, replica_urls=urls))
+            yield world, router
+        finally:
+            started = time.monotonic()
+            router.stop()
+            assert time.monotonic() - started < 4, "the router did not end on SIGTERM"
+            for engine in others:
+                await engine.stop()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_calls_through_a_real_router_are_captured_exactly(tmp_path, program):
     folder = make_model_folder(tmp_path / "model")
     texts = Texts(folder)
 
     async def run():
-        engine = FakeEngine(texts.says("Plan: größer 😀"))
-        async with gateway_world(folder, {"planner_model": engine}, mapping={"planner": "planner_model"}) as world:
-            router = RouterProcess("planner_model", [engine.url], "sglang_router", tmp_path / "router.log")
-            router.start()
-            try:
-                await router.wait_ready(30)
-                await world.router.bind(binding("planner_model", folder, router.url, replica_urls=[engine.url]))
-                client = world.client((await world.open(W))["planner"])
-                engine.faults = [400] * 15
-                refused = 0
-                for _ in range(15):
-                    try:
-                        await client.chat.completions.create(model="m", messages=ASK)
-                    except Exception as error:
-                        refused += getattr(error, "status_code", 0) == 400
-                whole = await client.chat.completions.create(model="m", messages=ASK, logprobs=True, top_logprobs=1)
-                stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
-                streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-                await world.control.finalize(W, rewards=1.0)
-                return refused, whole, streamed, world.sink.rows
-            finally:
-                router.stop()
+        prompts: dict[str, list[int]] = {}  # shared: a resumed call may reach the other replica
+        say = texts.says("Plan: größer 😀")
+        engines = [FakeEngine(say, token_s=0.001, prompt_of=prompts) for _ in range(2)]
+        async with behind_router(folder, engines, program, tmp_path / "router.log") as (world, _):
+            client = world.client((await world.open(W))["planner"])
+            ask = {"model": "m", "messages": ASK}
+            whole = await client.chat.completions.create(**ask, logprobs=True, top_logprobs=1)
+            for engine in engines:
+                engine.token_s = 0.02
+            stream = await client.chat.completions.create(**ask, stream=True)
+            seen = [(c.choices[0].delta.content, any(e.running for e in engines)) async for c in stream]
+            for engine in engines:
+                engine.token_s = 0.002
+            # A client's fault must not take a server out of service: the router's breaker stays shut.
+            for engine in engines:
+                engine.faults = [400] * 8
+            refused = 0
+            for _ in range(16):
+                try:
+                    await client.chat.completions.create(**ask)
+                except openai.BadRequestError:
+                    refused += 1
+            # One that leaves is ended at the server, whichever it is.
+            leaving = asyncio.create_task(client.chat.completions.create(**ask))
+            await until(lambda: any(engine.running for engine in engines))
+            leaving.cancel()
+            await asyncio.gather(*(client.chat.completions.create(**ask) for _ in range(8)))
+            # A weight sync: the abort's partial output comes through and is resumed.
+            cut = asyncio.create_task(client.chat.completions.create(**ask))
+            await until(lambda: any(engine.running for engine in engines))
+            for engine in engines:
+                engine.version = "0.2"
+                engine.abort_all()
+            resumed = await cut
+            await world.control.finalize(W, rewards=1.0)
+            return whole, seen, refused, resumed, engines, world.sink.rows
 
-    refused, whole, streamed, rows = asyncio.run(run())
-    assert refused == 15
-    assert whole.choices[0].message.content == streamed == "Plan: größer 😀"
-    assert [row.response_ids.tolist() for row in rows] == [texts.ids("Plan: größer 😀")] * 2
+    whole, seen, refused, resumed, engines, rows = asyncio.run(run())
+    said = "Plan: größer 😀"
+    assert whole.choices[0].message.content == resumed.choices[0].message.content == said
+    assert "".join(text or "" for text, _ in seen) == said and any(running for text, running in seen if text)
+    assert refused == 16
+    assert all(row.response_ids.tolist() == texts.ids(said) for row in rows) and len(rows) == 11
+    assert all(len([r for r in engine.rows if r[2] == "stop"]) >= 3 for engine in engines)  # both served
+    assert rows[-1].metadata["calls"][0]["resumes"] == 1
 
 
 def test_a_router_that_ends_by_itself_is_told_with_the_end_of_its_log(tmp_path):
@@ -103,12 +147,16 @@ def test_a_router_that_cannot_be_started_is_refused_at_once(tmp_path, program, w
         RouterProcess("planner_model", workers, program, tmp_path / "router.log")
 
 
+async def until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.002)
+
+
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-assert os.name == "posix"

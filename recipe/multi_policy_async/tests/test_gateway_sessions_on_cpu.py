@@ -391,3 +391,49 @@ def test_stopping_the_gateway_ends_generations_at_the_servers(folder, texts):
 
     stopped_s, status, aborted = asyncio.run(run())
     assert stopped_s < 3 and status == 409 and aborted == [f"{W}:planner:0#0"]
+
+
+def test_a_paused_workflow_holds_its_requests_and_no_other_workflows(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says("plan"))
+        async with one_model(folder, engine) as world:
+            client, other = [world.client((await world.open(w))["planner"]) for w in (W, "e0-t0-s1-a0")]
+            await world.control.pause(W)
+            held = asyncio.create_task(client.chat.completions.create(**BODY))
+            await other.chat.completions.create(**BODY)
+            await asyncio.sleep(0.02)
+            seen = len(engine.requests), held.done(), (await world.control.status(W))["state"]
+            await world.control.resume(W)
+            return seen, (await held).choices[0].message.content
+
+    assert asyncio.run(run()) == ((1, False, "paused"), "plan")
+
+
+def test_a_pause_past_the_hold_time_is_a_429_and_finalize_lets_held_requests_go_with_409(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan")), hold_timeout_s=0.1) as world:
+            client = world.client((await world.open(W))["planner"])
+            await world.control.pause(W)
+            with pytest.raises(openai.RateLimitError, match="paused"):
+                await client.chat.completions.create(**BODY)
+            held = asyncio.create_task(client.chat.completions.create(**BODY))
+            await asyncio.sleep(0.03)
+            await world.control.finalize(W)
+            with pytest.raises(openai.ConflictError):
+                await held
+            with pytest.raises(ControlError, match="409"):
+                await world.control.resume(W)
+
+    asyncio.run(run())
+
+
+def test_rewards_reported_on_the_way_are_used_where_finalize_brings_none(folder, texts):
+    async def run():
+        async with one_model(folder, FakeEngine(texts.says("plan"))) as world:
+            answer = await world.client((await world.open(W))["planner"]).chat.completions.create(**BODY)
+            await world.control.report_rewards(W, {"planner": 0.1})
+            await world.control.report_rewards(W, {answer.metadata["request_id"]: 0.75})
+            await world.control.finalize(W)
+            return [row.reward for row in world.sink.rows]
+
+    assert asyncio.run(run()) == [0.75]
