@@ -46,7 +46,7 @@ def init_arguments(job: JobSpec) -> dict[str, Any]:
     running cluster a runtime environment carries it.
     """
     given = {key: value for key, value in job.ray_kwargs.ray_init.items() if value is not None}
-    given.setdefault("logging_level", logging.WARNING)
+    given.setdefault("logging_level", logging.ERROR)
     if given.get("address") or os.environ.get("RAY_ADDRESS"):
         runtime = dict(given.get("runtime_env") or {})
         runtime["env_vars"] = {**environment(job), **(runtime.get("env_vars") or {})}
