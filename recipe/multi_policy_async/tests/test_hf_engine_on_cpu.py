@@ -65,6 +65,7 @@ def run(engine: HFEngine, *requests: GenerationRequest) -> None:
 
 
 def assert_agrees(request: GenerationRequest, model=MODEL, tolerance: float = 1e-5) -> None:
+    assert request.error is None
     expected = full_forward_log_probs(model, request.prompt_ids, request.output_ids, request.params.temperature)
     assert request.log_probs == pytest.approx(expected, abs=tolerance)
 
