@@ -38,7 +38,7 @@ def explain(job: JobSpec, resolved: bool = False) -> str:
         f"job {job.run.name} on {job.device}, until {_goal(job)}\nrun directory {job.run.dir}",
         _block("models", [_model_line(policy) for policy in job.models.values()]),
         _block("agents", [f"{agent} -> {model}" for agent, model in job.agent_model_mapping.items()]),
-        "resources\n" + resources.table(resources.job_needs(job)),
+        ("resources (logical)\n" if job.device == "cpu" else "resources\n") + resources.table(resources.job_needs(job)),
         _settings(job),
     ]
     if resolved:
@@ -67,11 +67,13 @@ def _goal(job: JobSpec) -> str:
 
 
 def _model_line(policy: PolicySpec) -> str:
-    role = f"trained on {policy.trainer_gpus} GPUs" if policy.train else "frozen"
-    return (
-        f"{policy.model_id}: {policy.model_path}, {role}, "
-        f"{policy.num_replicas} replicas of {policy.gpus_per_replica} GPUs, names start with {policy.namespace}"
-    )
+    role = f"trained on {_count(policy.trainer_gpus, 'GPU')}" if policy.train else "frozen"
+    replicas = f"{_count(policy.num_replicas, 'replica')} of {_count(policy.gpus_per_replica, 'GPU')}"
+    return f"{policy.model_id}: {policy.model_path}, {role}, {replicas}, names start with {policy.namespace}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _settings(job: JobSpec) -> str:
