@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe.multi_policy_async.backends.cpu.hf_engine import GenerationRequest, HFEngine
 from recipe.multi_policy_async.backends.cpu.sampling import InvalidRequest, SamplingParams
@@ -122,6 +123,29 @@ def test_a_cache_that_grows_past_its_first_allocation_stays_right():
     run(engine, *requests)
     for request in requests:
         assert_agrees(request, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral", "olmo2"])
+def test_models_of_other_families_agree_with_their_full_forward_too(architecture):
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+        sliding_window=None,
+        pad_token_id=0,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    engine = make_engine(model)
+    requests = [submit(engine, str(i), list(range(1, 2 + 5 * i)), temperature=0.9) for i in range(4)]
+    run(engine, *requests)
+    for request in requests:
+        assert_agrees(request, model)
 
 
 def test_greedy_takes_the_most_likely_token_and_reports_its_log_prob_at_temperature_one():
