@@ -13,8 +13,8 @@
 # limitations under the License.
 """Creates the job's actors.
 
-Control actors ask for no CPU: they would only displace trainer ranks. None has a name: handles are passed, so two jobs on
-one cluster cannot meet.
+Control actors ask for no CPU: they would only displace trainer ranks. None has a name: handles are passed, so two jobs
+on one cluster cannot meet.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .multi_model_gateway_router import IngestorSink, MultiModelGatewayRouter
 from .trajectory_ingestor import TrajectoryIngestor
 from .workflow_driver import WorkflowDriver
 
-RUNTIME_THREADS = 4  # fit, next_reports, stop, and one to spare
+RUNTIME_THREADS = 4  # fit, next_reports, check_serving, stop
 SERVER_CALLS = 1000
 
 

@@ -150,6 +150,7 @@ class ModelAsyncRuntime:
         assert self.trainer is not None, "a frozen model has no trainer"
         asyncio.run(self.trainer.fit())
         ray.get(self.ingestor.retire.remote(self.model_id))
+        self._report_phase("ended", self.trainer.current_param_version)
         return TrainingOutcome(self.model_id, self.trainer.current_param_version, self.policy.target_updates)
 
     def next_reports(self, timeout_s: float) -> list[Report]:
@@ -161,6 +162,10 @@ class ModelAsyncRuntime:
         while not self._reports.empty():
             reports.append(self._reports.get_nowait())
         return reports
+
+    def check_serving(self) -> None:
+        """Raise if the router or a replica of this model is gone."""
+        self.rollout_runtime.check()
 
     def stop(self) -> None:
         self.rollout_runtime.stop()
@@ -207,8 +212,11 @@ class ModelAsyncRuntime:
             checkpoints=self.checkpoints,
             on_saved=self._reports.put,
             on_step=self._reports.put,
-            on_phase=lambda phase, version: self._reports.put(PhaseReport(self.model_id, phase, version, time.time())),
+            on_phase=self._report_phase,
         )
+
+    def _report_phase(self, phase: str, version: int) -> None:
+        self._reports.put(PhaseReport(self.model_id, phase, version, time.time()))
 
     def _groups_per_batch(self) -> int:
         actor = self.config.actor_rollout_ref.actor

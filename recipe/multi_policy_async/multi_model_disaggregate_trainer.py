@@ -25,25 +25,19 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable
 from typing import Any
 
-import ray
-
-from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
+from .checkpoint_coordinator import CheckpointCoordinator
 from .configuration.schema import JobSpec
 from .gateway_binding_registry import ModelBinding
 from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
+from .supervision import JobFailedError, PolicySupervisor, named
 
 logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
-
-
-class JobFailedError(RuntimeError):
-    """A part of the job died or gave up; the message names it and the first cause."""
 
 
 class MultiModelDisaggregateTrainer:
@@ -72,13 +66,17 @@ class MultiModelDisaggregateTrainer:
         self.runtimes = {
             model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways) for model_id in self.job.models
         }
-        await asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
+        start = asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
+        try:
+            await asyncio.wait_for(start, self.job.supervision.startup_s)
+        except TimeoutError:
+            raise JobFailedError(f"start-up: not done within {self.job.supervision.startup_s:g} s") from None
 
     async def _start_serving(self) -> None:
-        urls = await asyncio.gather(*(_named(g.start.remote(), "gateway") for g in self.gateways))
+        urls = await asyncio.gather(*(named(g.start.remote(), "gateway") for g in self.gateways))
         key = await self.gateways[0].get_control_key.remote()
         self.workflow_driver = create_workflow_driver(self.job, self.ingestor, urls[0], key)
-        await _named(self.workflow_driver.stats.remote(), "workflow driver")
+        await named(self.workflow_driver.stats.remote(), "workflow driver")
         self.metrics.note(f"gateway listens on {urls[0]}")
 
     async def _open_model(self, model_id: str) -> None:
@@ -87,9 +85,9 @@ class MultiModelDisaggregateTrainer:
         incarnation = await self.ingestor.register_policy.remote(
             model_id, policy.queue, trained=policy.train, groups_per_task=float(agents)
         )
-        binding: ModelBinding = await _named(runtime.launch.remote(incarnation), f"{model_id}: launch")
+        binding: ModelBinding = await named(runtime.launch.remote(incarnation), f"{model_id}: launch")
         await asyncio.gather(*(gateway.bind.remote(binding) for gateway in self.gateways))
-        await _named(runtime.publish.remote(), f"{model_id}: first weight sync")
+        await named(runtime.publish.remote(), f"{model_id}: first weight sync")
         self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
 
     async def fit(self) -> dict[str, TrainingOutcome]:
@@ -105,36 +103,51 @@ class MultiModelDisaggregateTrainer:
             raise _first(failures) from failures
 
     async def _supervise(self, group: asyncio.TaskGroup) -> dict[str, TrainingOutcome]:
-        background = [
-            group.create_task(self._workflows()),
-            group.create_task(self._pipeline_lines()),
-            *(group.create_task(self._step_lines(model_id)) for model_id in self.trained),
-            *(group.create_task(_named(part.wait_closed.remote(), name)) for name, part in self._servers()),
+        supervisors = {model_id: self._supervisor(model_id) for model_id in self.runtimes}
+        watches = [
+            self._workflows(),
+            self._pipeline_lines(),
+            *(supervisor.watch_serving() for supervisor in supervisors.values()),
+            named(self.ingestor.wait_closed.remote(), "ingestor"),
+            *(named(gateway.wait_closed.remote(), f"gateway {i}") for i, gateway in enumerate(self.gateways)),
         ]
-        training = [_named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
-        outcomes = await asyncio.gather(*(group.create_task(each) for each in training))
+        background = [group.create_task(watch) for watch in watches]
+        training = [named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
+        reports = [supervisors[model_id].watch_trainer() for model_id in self.trained]
+        ends = [group.create_task(each) for each in (*training, *reports)]
+        outcomes = (await asyncio.gather(*ends))[: len(training)]
         await self.workflow_driver.stop.remote()
-        await self._report_all()
         for task in background:
             task.cancel()
         return {outcome.model_id: outcome for outcome in outcomes}
 
+    def _supervisor(self, model_id: str) -> PolicySupervisor:
+        return PolicySupervisor(
+            model_id,
+            self.runtimes[model_id],
+            self.job.supervision,
+            on_step=self._on_step,
+            on_saved=self.checkpoints.commit,
+        )
+
+    async def _on_step(self, report: StepReport) -> None:
+        counts = await self.ingestor.stats.remote()
+        self.metrics.step(report, counts[report.model_id])
+
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
         parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
-        parts += [gateway.stop.remote() for gateway in self.gateways] + ([self.ingestor.close.remote()] if self.ingestor else [])
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), timeout=10)
+        parts += [gateway.stop.remote() for gateway in self.gateways]
+        parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), self.job.supervision.shutdown_s)
 
     def drain(self) -> None:
         """Start no more workflows, finish the running ones, train what is queued, then end."""
         self._drain.set()
 
-    def _servers(self) -> list[tuple[str, Any]]:
-        return [("ingestor", self.ingestor), *((f"gateway {i}", g) for i, g in enumerate(self.gateways))]
-
     async def _workflows(self) -> None:
-        running = asyncio.ensure_future(_named(self.workflow_driver.run.remote(), "workflow driver"))
+        running = asyncio.ensure_future(named(self.workflow_driver.run.remote(), "workflow driver"))
         draining = asyncio.ensure_future(self._drain_when_asked())
         try:
             await running
@@ -143,27 +156,10 @@ class MultiModelDisaggregateTrainer:
 
     async def _drain_when_asked(self) -> None:
         timeout = self.job.stop.seconds if self.job.stop.by == "time" else None
-        with contextlib.suppress(asyncio.TimeoutError):
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drain.wait(), timeout)
         self.metrics.note("draining: no new workflows, the running ones finish")
         await self.workflow_driver.drain.remote()
-
-    async def _step_lines(self, model_id: str) -> None:
-        while True:
-            await self._report_steps(model_id, timeout_s=30.0)
-
-    async def _report_steps(self, model_id: str, timeout_s: float) -> None:
-        reports = await self.runtimes[model_id].next_reports.remote(timeout_s)
-        for report in reports:
-            if isinstance(report, StepReport):
-                counts = (await self.ingestor.stats.remote())[model_id]
-                self.metrics.step(report, counts)
-            elif isinstance(report, SavedCheckpoint):
-                await self.checkpoints.commit(report)
-
-    async def _report_all(self) -> None:
-        for model_id in self.trained:
-            await self._report_steps(model_id, timeout_s=0.0)
 
     async def _pipeline_lines(self) -> None:
         while True:
@@ -171,22 +167,7 @@ class MultiModelDisaggregateTrainer:
             workflows, queues, models = await asyncio.gather(
                 self.workflow_driver.stats.remote(), self.ingestor.stats.remote(), self.gateways[0].stats.remote()
             )
-            self.metrics.pipeline(
-                workflows, {m: queues[m] | models["models"][m] for m in self.job.models}
-            )
-
-
-async def _named(result: Awaitable[Any], part: str) -> Any:
-    """Await a part's result; its failure names the part and the first cause.
-
-    Raises:
-        JobFailedError: the part failed or its process died.
-    """
-    try:
-        return await result
-    except ray.exceptions.RayError as error:
-        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-        raise JobFailedError(f"{part}: {type(cause).__name__}: {cause}") from error
+            self.metrics.pipeline(workflows, {m: queues[m] | models["models"][m] for m in self.job.models})
 
 
 def run(job: JobSpec) -> int:

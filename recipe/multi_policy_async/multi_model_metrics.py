@@ -39,7 +39,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """A policy's trainer entered a phase: ``wait`` for data, ``train``, ``sync``."""
+    """A policy's trainer entered a phase: ``wait`` for data, ``train``, ``sync``, ``save``; or ``ended``."""
 
     model_id: str
     phase: str
@@ -78,12 +78,15 @@ class JobMetrics:
     def pipeline(self, workflows: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> None:
         """Print and record the state of the whole pipeline."""
         parts = [
-            f"{model_id}: {m['running']} in flight, {m['queue_groups']} groups queued, {m['state']}" for model_id, m in models.items()
+            f"{model_id}: {m['running']} in flight, {m['queue_groups']} groups queued, {m['state']}"
+            for model_id, m in models.items()
         ]
-        score = workflows.get("score_mean")
+        score = workflows["score_mean"]
         self._print(
             f"{'pipeline':<{self._width}}  workflows {workflows['running']} running, {workflows['finished']} finished, "
-            f"{workflows['failed']} failed" + (f", score {score:.3f}" if score is not None else "") + f" | {' | '.join(parts)}"
+            f"{workflows['failed']} failed"
+            + (f", score {score:.3f}" if score is not None else "")
+            + f" | {' | '.join(parts)}"
         )
         self._append("pipeline.jsonl", {"time": time.time(), "workflows": dict(workflows), "models": dict(models)})
 

@@ -121,9 +121,7 @@ class Trajectory:
         sampled = self.versions[self.response_mask.astype(bool)]
         if sampled.size == 0:
             raise ValueError(f"trajectory {self.trajectory_id} has no sampled token")
-        return VersionSpan(
-            Version(self.incarnation, int(sampled.min())), Version(self.incarnation, int(sampled.max()))
-        )
+        return VersionSpan(Version(self.incarnation, int(sampled.min())), Version(self.incarnation, int(sampled.max())))
 
 
 WORKFLOW_STATUSES = ("ok", "failed", "aborted", "no_calls")

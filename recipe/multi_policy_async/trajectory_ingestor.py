@@ -89,8 +89,8 @@ class TrajectoryIngestor:
         queue = GroupQueue(model_id, spec, trained=trained, groups_per_task=groups_per_task)
 
         async def register() -> int:
-            incarnation = await state.serial.on_disk(state.ledger.begin_incarnation, model_id, restored)
-            queue.lineage = await state.serial.on_disk(state.ledger.lineage, model_id)
+            incarnation = await state.serial.on_disk(state.ledger.checkpoints.begin_incarnation, model_id, restored)
+            queue.lineage = await state.serial.on_disk(state.ledger.checkpoints.lineage, model_id)
             waiting = await state.serial.on_disk(state.ledger.waiting_rows, model_id)
             counts = await state.serial.on_disk(state.ledger.counts)
             state.forget_open_rows(model_id)
@@ -213,9 +213,27 @@ class TrajectoryIngestor:
         """Drop the groups that wait in a policy's queue, as ``shutdown``."""
         await self._outlet.clear(model_id)
 
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
     async def add_checkpoint(self, model_id: str, incarnation: int, step: int, digest: str, path: str) -> None:
         """Commit a checkpoint of a policy, after its files are on disk."""
-        await self._state.serial.on_disk(self._state.ledger.add_checkpoint, model_id, incarnation, step, digest, path)
+        checkpoints = self._state.ledger.checkpoints
+        await self._state.serial.on_disk(checkpoints.add, model_id, incarnation, step, digest, path)
+
+    async def remove_checkpoint(self, model_id: str, incarnation: int, step: int) -> None:
+        """Forget a checkpoint, before its files are deleted.
+
+        Raises:
+            ValueError: it is not known.
+        """
+        await self._state.serial.on_disk(self._state.ledger.checkpoints.remove, model_id, incarnation, step)
+
+    async def prune(self) -> int:
+        """Delete rows that no checkpoint can need again (ingest/ledger_prune.py); returns how many.
+
+        It is done in small steps, between other work, and also by itself every ``prune_every_s``.
+        """
+        return await self._outlet.prune()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -245,6 +263,7 @@ class TrajectoryIngestor:
         if self._closed:
             return
         self._closed = True
+        await self._outlet.close()
         await self._state.serial.exclusively(self._state.serial.on_disk(self._state.ledger.close))
         self._state.serial.stop()
 

@@ -91,4 +91,6 @@ class ParameterSynchronizer(CheckpointEngineManager):
             for server in replica.servers:
                 served = await server.checksum.remote()
                 if served != sent:
-                    raise WeightChecksumError(f"replica {replica.replica_rank} serves {served}, the trainer sent {sent}")
+                    raise WeightChecksumError(
+                        f"replica {replica.replica_rank} serves {served}, the trainer sent {sent}"
+                    )

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ray
 from omegaconf import DictConfig
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
@@ -265,7 +264,7 @@ class PolicyTrainer(trainer_base_class()):
         self._version_timing = rollout_reset_timing_raw
 
     def _fit_postprocess_step(self) -> None:
-        """Upstream adds the step's metrics; ours then logs the version that the step completed, and reports the step."""
+        """Upstream adds the step's metrics; ours then logs the version that it completed, and reports the step."""
         super()._fit_postprocess_step()
         if self._version_timing is not None:
             super()._fit_log_aggregated_training_metrics(self._version_timing)

@@ -27,11 +27,15 @@ from ..trajectory import Version
 from .verl_adapter import FullyAsyncLLMServerClient, LLMServerManager
 
 
+REPLICA_ANSWER_S = 60.0  # a busy server answers control calls late
+
+
 class PolicyServerManager(LLMServerManager):
     """verl's ``LLMServerManager`` without the load-balancer actor where the router process does its work.
 
-    The actor imports all of verl; one per model would cost seconds and half a gigabyte for nothing. Each model has its own
-    range of replica ranks: verl names placement groups, server actors and sockets by the rank alone (C2, C3, C7, C8).
+    The actor imports all of verl; one per model would cost seconds and half a gigabyte for nothing. Each model has its
+    own range of replica ranks: verl names placement groups, server actors and sockets by the rank alone (C2, C3, C7,
+    C8).
     """
 
     def __init__(
@@ -135,6 +139,13 @@ class RolloutRuntime:
             return None
         assert self._servers is not None, "the replicas are launched"
         return self._servers.get_client(client_cls=FullyAsyncLLMServerClient)
+
+    def check(self) -> None:
+        """Raise if the router ended or a replica does not answer."""
+        if self._router is not None:
+            self._router.check_alive()
+        servers = [server for replica in self.replicas for server in replica.servers]
+        ray.get([server.get_server_address.remote() for server in servers], timeout=REPLICA_ANSWER_S)
 
     def stop(self) -> None:
         if self._router is not None:
