@@ -26,7 +26,6 @@ from ..gateway.spec import GatewaySpec
 from ..trajectory import Version
 from .verl_adapter import FullyAsyncLLMServerClient, LLMServerManager
 
-
 REPLICA_ANSWER_S = 60.0  # a busy server answers control calls late
 
 
