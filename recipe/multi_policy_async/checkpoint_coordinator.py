@@ -14,8 +14,8 @@
 """When a policy is saved, and which saves count.
 
 Each policy saves on its own at its own version boundaries; nobody else stops for it. A save counts once its row
-(model, incarnation, step, digest) is in the ledger, which happens after verl's files are on disk; the manifest is a view
-of these rows.
+(model, incarnation, step, digest) is in the ledger, which happens after verl's files are on disk; the manifest is a
+view of these rows.
 """
 
 import hashlib

@@ -104,7 +104,10 @@ def test_ids_masks_log_probs_and_versions_arrive_exactly_as_sampled(sizes, dp_si
     assert seen == set(rows)
 
 
-@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), mode=st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]))
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    mode=st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]),
+)
 def test_padding_changes_no_loss(sizes, mode):
     """The loss over the padded batch, with the denominators we give verl, is the plain mean over the real rows."""
     assembled = assemble(taken(sizes), dp_size=2, wanted_updates=1, pad_token_id=0, version=5)
