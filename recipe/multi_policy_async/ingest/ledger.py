@@ -13,27 +13,27 @@
 # limitations under the License.
 """The ledger: what was started, how each workflow ended, and what became of each trajectory row.
 
-SQLite with one writer. Every method is one transaction and blocks; the ingestor calls them on one thread of its own.
-The ledger is the source of truth: what is in flight, the task cursor and the queues are read back from it.
+Every method is one transaction and blocks; the ingestor calls them on one thread of its own. The ledger is the source
+of truth: what is in flight, the task cursor and the queues are read back from it.
 """
 
 import json
-import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from ..trajectory import Trajectory, WorkflowId, WorkflowRecord
-from .ledger_schema import SCHEMA, SCHEMA_VERSION, SUPERSEDED
+from .database import Database, chunks, marks
+from .ledger_checkpoints import Checkpoints
+from .ledger_prune import prune, started_tasks
+from .ledger_schema import SUPERSEDED
 from .reasons import TRAINED
 from .row_codec import decode_arrays
 
 ISSUED = "issued"
 TERMINAL = "terminal"
-
-_CHUNK = 500  # row ids in one statement, below SQLite's limit on variables
 
 
 @dataclass(frozen=True)
@@ -106,38 +106,20 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, *, synchronous: str):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {synchronous}")
-        self._db.execute("PRAGMA foreign_keys = OFF")  # pruning deletes parents first; tests check references
-        with self._transaction():
-            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-                for statement in SCHEMA.split(";\n"):
-                    self._db.execute(statement)
-                self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-        found = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0]
-        if found != str(SCHEMA_VERSION):
-            raise ValueError(f"ledger {self.path} has schema version {found}, this program needs {SCHEMA_VERSION}")
+        self._db = Database(path, synchronous=synchronous)
+        self.checkpoints = Checkpoints(self._db)
 
     def close(self) -> None:
-        """Close the connection; committed work is on disk already."""
+        """Close the file; committed work is on disk already."""
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+    def prune(self) -> Iterator[int]:
+        """See ``ledger_prune.prune``."""
+        return prune(self._db)
 
     def open_task(self, epoch: int, task: int, members: int) -> None:
         """Write that a task is started; its groups wait for ``members`` workflows."""
-        with self._transaction():
+        with self._db.transaction():
             self._open_task(WorkflowId(epoch, task, 0), members)
 
     def _open_task(self, any_member: WorkflowId, members: int) -> None:
@@ -156,7 +138,7 @@ class Ledger:
             ValueError: the task was opened with another number of members, or a later attempt is in flight.
         """
         key = workflow_id.task_key
-        with self._transaction():
+        with self._db.transaction():
             self._open_task(workflow_id, members)
             (found,) = self._db.execute("SELECT members FROM tasks WHERE task_key = ?", (key,)).fetchone()
             if found != members or workflow_id.sample >= members:
@@ -190,7 +172,7 @@ class Ledger:
     def commit_terminal(self, commit: TerminalCommit) -> None:
         """Write a terminal record, its rows for all models and what closing its task changes: all or nothing."""
         record = commit.record
-        with self._transaction():
+        with self._db.transaction():
             self._db.execute(
                 "UPDATE workflows SET status = ?, digest = ?, answer = ?, score = ?, error = ?, started_at = ?, "
                 "ended_at = ?, versions = ? WHERE workflow_id = ?",
@@ -217,7 +199,7 @@ class Ledger:
 
     def abandon(self, tokens: dict[tuple[str, str], int]) -> None:
         """Count sampled tokens that never became rows, by (model id, reason)."""
-        with self._transaction():
+        with self._db.transaction():
             self._db.executemany(
                 "INSERT INTO abandoned VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens",
                 ((model_id, reason, n) for (model_id, reason), n in tokens.items()),
@@ -225,16 +207,16 @@ class Ledger:
 
     def set_fates(self, changes: Iterable[FateChange]) -> None:
         """Give waiting rows their fate."""
-        with self._transaction():
+        with self._db.transaction():
             self._set_fates(changes)
 
     def consume(self, row_ids: Sequence[int], incarnation: int, step: int) -> None:
         """Mark rows as trained by ``step`` of ``incarnation``."""
-        with self._transaction():
-            for some in _chunks(row_ids):
+        with self._db.transaction():
+            for some in chunks(row_ids):
                 done = self._db.execute(
                     "UPDATE rows SET fate = ?, consumed_incarnation = ?, consumed_step = ? "
-                    f"WHERE fate IS NULL AND id IN ({_marks(some)})",
+                    f"WHERE fate IS NULL AND id IN ({marks(some)})",
                     (TRAINED, incarnation, step, *some),
                 )
                 assert done.rowcount == len(some), "invariant 2: a row is trained once"
@@ -246,18 +228,18 @@ class Ledger:
             ValueError: the payload of a row was pruned or is damaged.
         """
         found: dict[int, Trajectory] = {}
-        for some in _chunks(row_ids):
+        for some in chunks(row_ids):
             query = (
                 "SELECT id, trajectory_id, workflow_id, agent_id, model_id, request_id, turn, incarnation, "
                 "finish_reason, reward, body FROM rows JOIN payloads ON row_id = id "
-                f"WHERE id IN ({_marks(some)})"
+                f"WHERE id IN ({marks(some)})"
             )
             for row_id, *columns, body in self._db.execute(query, some):
                 names = "trajectory_id workflow_id agent_id model_id request_id turn incarnation finish_reason reward"
                 found[row_id] = Trajectory(**dict(zip(names.split(), columns, strict=True)), **decode_arrays(body))
         missing = [row_id for row_id in row_ids if row_id not in found]
         if missing:
-            raise ValueError(f"ledger {self.path} has no payload for rows {missing[:5]}: pruned or damaged")
+            raise ValueError(f"ledger {self._db.path} has no payload for rows {missing[:5]}: pruned or damaged")
         return [found[row_id] for row_id in row_ids]
 
     def recover(self) -> Recovered:
@@ -289,72 +271,6 @@ class Ledger:
             )
         ]
 
-    def begin_incarnation(self, model_id: str, restored: tuple[int, int] | None) -> int:
-        """Start a model, fresh or from its checkpoint ``(incarnation, step)``; returns the new incarnation.
-
-        Rows consumed by steps outside the new lineage wait again, since the surviving weights never saw them.
-
-        Raises:
-            ValueError: the checkpoint is not known.
-        """
-        with self._transaction():
-            (last,) = self._db.execute(
-                "SELECT max(incarnation) FROM incarnations WHERE model_id = ?", (model_id,)
-            ).fetchone()
-            incarnation = 0 if last is None else last + 1
-            if (
-                restored is not None
-                and not self._db.execute(
-                    "SELECT 1 FROM checkpoints WHERE (model_id, incarnation, step) = (?, ?, ?)", (model_id, *restored)
-                ).fetchone()
-            ):
-                raise ValueError(f"ledger {self.path} knows no checkpoint of {model_id} at {restored}")
-            self._db.execute(
-                "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?)",
-                (model_id, incarnation, *(restored or (None, None)), time.time()),
-            )
-            surviving = self.lineage(model_id)
-            for earlier in range(incarnation):
-                self._db.execute(
-                    "UPDATE rows SET fate = NULL, consumed_incarnation = NULL, consumed_step = NULL "
-                    "WHERE model_id = ? AND fate = ? AND consumed_incarnation = ? AND consumed_step > ?",
-                    (model_id, TRAINED, earlier, surviving.get(earlier, 0)),
-                )
-        return incarnation
-
-    def lineage(self, model_id: str) -> dict[int, int]:
-        """Newest version number of each earlier incarnation whose weights the current ones descend from.
-
-        An incarnation starts with its checkpoint's weights, so its first number survives if that checkpoint does; 0,
-        the initial weights, always does.
-        """
-        origins = {
-            incarnation: (parent, step or 0)
-            for incarnation, parent, step in self._db.execute(
-                "SELECT incarnation, restored_incarnation, restored_step FROM incarnations WHERE model_id = ?",
-                (model_id,),
-            )
-        }
-        surviving: dict[int, int] = {}
-        at = max(origins, default=None)
-        while at is not None:
-            at, step = origins[at]
-            if at is not None:
-                surviving[at] = step
-        for incarnation, (parent, step) in sorted(origins.items()):
-            if incarnation not in surviving:
-                survives = parent is None or surviving.get(parent, -1) >= step
-                surviving[incarnation] = step if survives else -1
-        return surviving
-
-    def add_checkpoint(self, model_id: str, incarnation: int, step: int, digest: str, path: str) -> None:
-        """Commit a checkpoint whose files are complete on disk."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)",
-                (model_id, incarnation, step, digest, path, time.time()),
-            )
-
     def counts(self) -> dict[str, dict[str | None, int]]:
         """Rows by model and fate (``None``: waiting), pruned ones included."""
         found: dict[str, dict[str | None, int]] = {}
@@ -370,13 +286,15 @@ class Ledger:
         found: dict[int, set[int]] = {}
         for epoch, task in self._db.execute("SELECT epoch, task FROM tasks"):
             found.setdefault(epoch, set()).add(task)
+        for (epoch,) in self._db.execute("SELECT epoch FROM started_tasks").fetchall():
+            found.setdefault(epoch, set()).update(np.flatnonzero(started_tasks(self._db, epoch)).tolist())
         return found
 
     def _set_fates(self, changes: Iterable[FateChange]) -> None:
         for change in changes:
-            for some in _chunks(change.row_ids):
+            for some in chunks(change.row_ids):
                 done = self._db.execute(
-                    f"UPDATE rows SET fate = ? WHERE fate IS NULL AND id IN ({_marks(some)})", (change.fate, *some)
+                    f"UPDATE rows SET fate = ? WHERE fate IS NULL AND id IN ({marks(some)})", (change.fate, *some)
                 )
                 assert done.rowcount == len(some), "invariant 3: a row gets one fate"
 
@@ -406,12 +324,3 @@ def _columns(row: NewRow, task_key: str) -> tuple:
         None,
         None,
     )
-
-
-def _marks(values: Sequence[int]) -> str:
-    return ", ".join("?" * len(values))
-
-
-def _chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]

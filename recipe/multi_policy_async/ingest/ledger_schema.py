@@ -59,7 +59,8 @@ CREATE TABLE rows (
     CHECK ((consumed_step IS NULL) = (consumed_incarnation IS NULL))
 );
 CREATE INDEX rows_of_workflow ON rows (workflow_id);
-CREATE INDEX waiting_rows ON rows (task_key) WHERE fate IS NULL;
+CREATE INDEX rows_of_task ON rows (task_key);
+CREATE INDEX rows_by_fate ON rows (model_id, fate);
 CREATE INDEX trained_rows ON rows (model_id, consumed_incarnation, consumed_step) WHERE fate = 'trained';
 
 -- Token arrays (row_codec), apart so that scans of rows stay small.
@@ -83,9 +84,14 @@ CREATE TABLE abandoned (
     tokens INTEGER NOT NULL, PRIMARY KEY (model_id, reason)
 ) WITHOUT ROWID;
 
--- Counts of rows whose records were pruned.
+-- Counts of what was pruned (ledger_prune.py). -1: not consumed.
 CREATE TABLE pruned (
-    model_id TEXT NOT NULL, fate TEXT NOT NULL, rows INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
-    PRIMARY KEY (model_id, fate)
+    model_id TEXT NOT NULL, fate TEXT NOT NULL, consumed_incarnation INTEGER NOT NULL, consumed_step INTEGER NOT NULL,
+    rows INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
+    PRIMARY KEY (model_id, fate, consumed_incarnation, consumed_step)
 ) WITHOUT ROWID;
+CREATE TABLE pruned_workflows (status TEXT PRIMARY KEY, workflows INTEGER NOT NULL) WITHOUT ROWID;
+
+-- Tasks that were started and pruned, one bit each: part of the task cursor.
+CREATE TABLE started_tasks (epoch INTEGER PRIMARY KEY, tasks BLOB NOT NULL);
 """

@@ -14,6 +14,8 @@
 """The training side: batches of whole groups are taken, and settled once."""
 
 import asyncio
+import logging
+import sqlite3
 
 from ..trajectory import Version
 from .batch_source import End, Group, ProducerDied, TakenBatch
@@ -23,12 +25,16 @@ from .ledger import FateChange
 from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
+logger = logging.getLogger(__name__)
+
 
 class Outlet:
     """Changes ``state`` from the trainers' side. Its methods are documented in trajectory_ingestor.py."""
 
     def __init__(self, state: IngestState):
         self._state = state
+        self._pruned_at = state.clock()
+        self._pruning: asyncio.Future | None = None
 
     async def take(
         self, model_id: str, groups: int, version: Version, timeout_s: float
@@ -71,6 +77,10 @@ class Outlet:
             state.changes.notify()
 
         await state.serial.exclusively(write())
+        if state.clock() - self._pruned_at >= state.spec.prune_every_s and (
+            self._pruning is None or self._pruning.done()
+        ):
+            self._pruning = asyncio.ensure_future(self._prune_quietly())
 
     async def drop(self, model_id: str, batch_id: str, reason: str) -> None:
         state, queue = self._state, self._state.queue(model_id)
@@ -115,6 +125,27 @@ class Outlet:
             state.changes.notify()
 
         await state.serial.exclusively(settle())
+
+    async def prune(self) -> int:
+        state, deleted = self._state, 0
+        self._pruned_at = state.clock()
+        steps = state.ledger.prune()
+        while (rows := await state.serial.exclusively(state.serial.on_disk(next, steps, None))) is not None:
+            deleted += rows
+        return deleted
+
+    async def close(self) -> None:
+        """Wait for a step of pruning that is under way."""
+        if self._pruning is not None:
+            self._pruning.cancel()
+            await asyncio.wait({self._pruning})
+
+    async def _prune_quietly(self) -> None:
+        try:
+            await self.prune()
+        except sqlite3.Error:
+            # A full or slow disk shows where rows are committed; a ledger that stays large harms nobody.
+            logger.warning("the ledger could not be pruned", exc_info=True)
 
     async def _reserve(self, queue: GroupQueue, groups: int, version: Version) -> tuple[str, float | None]:
         """Drop what may not be trained, move a batch to taken. Returns its id ("": none yet) and when to look again."""

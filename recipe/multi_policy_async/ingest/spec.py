@@ -35,6 +35,8 @@ class IngestSpec(_Spec):
     """Rows cut at the length limit: dropped as ``truncated``, or trained."""
     max_give_backs: int = Field(ge=0)
     """A group given back more often than this is dropped as ``poison``."""
+    prune_every_s: float = Field(gt=0)
+    """Delete rows that no checkpoint can need again this often, in seconds."""
     poll_s: float = Field(gt=0)
     """Longest wait of one long-poll call, in seconds."""
 

@@ -54,10 +54,16 @@ class Policy:
         self.saved: list[Version] = []
         self.batch: TakenBatch | None = None
         self.retired = False
+        self.pruned = self.pruned_behind_a_checkpoint = False
 
     @property
     def trained(self) -> set[str]:
         return {row for step in self.steps[self.version] for row in self.rows[step]}
+
+    @property
+    def starts(self) -> list[Version | None]:
+        """Checkpoints, and the initial weights while nothing was pruned that they would need."""
+        return [*self.saved[::-1], *([] if self.pruned_behind_a_checkpoint else [None])]
 
     def descends_from(self, version: Version) -> bool:
         steps = self.steps[version]
@@ -74,6 +80,7 @@ class Policy:
     def start(self, incarnation: int, at: Version | None) -> None:
         self.version = Version(incarnation, 0 if at is None else at.number)
         self.steps[self.version] = () if at is None else self.steps[at]
+        self.saved = [saved for saved in self.saved if self.descends_from(saved)]  # other branches are given up
         self.batch = None
 
 
@@ -176,14 +183,23 @@ class DataPath(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeat_a_finalize(self, data):
         sent = self.ended[data.draw(st.sampled_from(sorted(self.ended)))]
-        answer = self.do(self.ingestor.ingest(sent))
-        assert answer == Counter(row.model_id for row in sent.trajectories)
+        self._late(sent, Counter(row.model_id for row in sent.trajectories))
 
     @precondition(lambda self: self.replaced)
     @rule(data=st.data())
     def a_replaced_attempt_reports_late(self, data):
         name = data.draw(st.sampled_from(self.replaced))
-        assert self.do(self.ingestor.ingest(record(name, trajectory(name)))) == {}
+        self._late(record(name, trajectory(name)), {})
+
+    def _late(self, sent, expected):
+        try:
+            assert self.do(self.ingestor.ingest(sent)) == expected
+        except ValueError as refusal:
+            assert "never issued" in str(refusal) and self.pruned, "only what was pruned is forgotten"
+
+    @property
+    def pruned(self):
+        return any(policy.pruned for policy in self.policies.values())
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -251,7 +267,7 @@ class DataPath(RuleBasedStateMachine):
         """It starts again at one of its checkpoints, or afresh."""
         policy = self.policies[model]
         if not policy.retired and seldom == 0:
-            self._start(model, data.draw(st.sampled_from([*policy.saved[::-1], None])))
+            self._start(model, data.draw(st.sampled_from(policy.starts)))
 
     @rule(model=st.sampled_from(MODELS), seldom=st.integers(0, 9))
     def retire(self, model, seldom):
@@ -268,7 +284,7 @@ class DataPath(RuleBasedStateMachine):
         self.ingestor = TrajectoryIngestor(self.path, ingest_spec())
         self.do(old.close())
         for model, policy in self.policies.items():
-            self._start(model, data.draw(st.sampled_from([*policy.saved[::-1], None])))
+            self._start(model, data.draw(st.sampled_from(policy.starts)))
             if policy.retired:
                 self.do(self.ingestor.retire(model))
 
@@ -277,18 +293,34 @@ class DataPath(RuleBasedStateMachine):
         incarnation = self.do(self.ingestor.register_policy(model, queue_spec(**SPEC), True, restored=restored))
         self.policies[model].start(incarnation, at)
 
+    @rule()
+    def prune(self):
+        self.do(self.ingestor.prune())
+        for policy in self.policies.values():
+            policy.pruned = True
+            policy.pruned_behind_a_checkpoint |= bool(policy.saved)
+
+    @rule(data=st.data(), model=st.sampled_from(MODELS))
+    def remove_a_checkpoint(self, data, model):
+        policy = self.policies[model]
+        if len(policy.saved) > 1:
+            gone = data.draw(st.sampled_from(policy.saved[:-1]))
+            self.do(self.ingestor.remove_checkpoint(model, *gone))
+            policy.saved.remove(gone)
+
     # -- what always holds -----------------------------------------------------------------------------------------
 
     @invariant()
     def every_row_is_accounted_for(self):
         """Invariant 3, in memory and on disk, against the rows that were sent."""
         stats = self.do(self.ingestor.stats())
-        with sqlite3.connect(self.path) as disk:
-            counts = {
-                (model, fate): n
-                for model, fate, n in disk.execute("SELECT model_id, fate, count(*) FROM rows GROUP BY 1, 2")
-            }
-        disk.close()
+        counts = {
+            (model, fate): n
+            for model, fate, n in self._read(
+                "SELECT model_id, fate, sum(n) FROM (SELECT model_id, fate, 1 AS n FROM rows "
+                "UNION ALL SELECT model_id, fate, rows FROM pruned) GROUP BY 1, 2"
+            )
+        }
         for model, mine in stats.items():
             assert mine["unaccounted"] == 0
             assert mine["accepted"] == self.accepted[model]
@@ -303,14 +335,19 @@ class DataPath(RuleBasedStateMachine):
     @invariant()
     def every_workflow_has_one_terminal_record_at_most(self):
         """Invariant 4."""
-        with sqlite3.connect(self.path) as disk:
-            found = dict(
-                disk.execute(
-                    "SELECT workflow_id, status FROM workflows WHERE status IS NOT NULL AND status != 'superseded'"
-                )
-            )
-        disk.close()
-        assert found == {sent.workflow_id: sent.status for sent in self.ended.values()}
+        terminal = "status IS NOT NULL AND status != 'superseded'"
+        found = dict(self._read(f"SELECT workflow_id, status FROM workflows WHERE {terminal}"))
+        sent = {each.workflow_id: each.status for each in self.ended.values()}
+        assert found.items() <= sent.items()
+        ((pruned,),) = self._read(f"SELECT coalesce(sum(workflows), 0) FROM pruned_workflows WHERE {terminal}")
+        assert len(found) + pruned == len(sent)
+
+    def _read(self, query):
+        disk = sqlite3.connect(self.path)
+        try:
+            return disk.execute(query).fetchall()
+        finally:
+            disk.close()
 
 
 DataPath.TestCase.settings = settings(

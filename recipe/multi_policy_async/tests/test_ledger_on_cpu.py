@@ -15,6 +15,7 @@
 
 import sqlite3
 
+import numpy as np
 import pytest
 
 from recipe.multi_policy_async.ingest import reasons
@@ -196,6 +197,22 @@ def test_rows_of_a_lost_branch_stay_lost_after_a_second_restore(tmp_path):
     assert with_ingestor(tmp_path, scenario) == (2, ["e0-t1", "e0-t3"])
 
 
+def test_a_restore_gives_up_the_checkpoints_of_the_branch_it_leaves(tmp_path):
+    """Else a row trained by both branches would be trained twice in the lineage of the older one (invariant 2)."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        for step in (1, 2):
+            await _train(ingestor, step, [step])
+            await ingestor.add_checkpoint(PLANNER, 0, step, "digest", "path")
+        await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+        with pytest.raises(ValueError, match="given up by a restore at an earlier step"):
+            await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 2))
+        return await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+
+    assert with_ingestor(tmp_path, scenario) == 2
+
+
 def test_the_other_policy_keeps_what_it_trained_when_one_is_restored(tmp_path):
     async def scenario(ingestor):
         for model_id in (PLANNER, SOLVER):
@@ -220,3 +237,121 @@ def test_an_unknown_checkpoint_is_refused_and_starts_nothing(tmp_path):
         return await ingestor.register_policy(PLANNER, queue_spec(), True)
 
     assert with_ingestor(tmp_path, scenario) == 1
+
+
+# -- pruning -----------------------------------------------------------------------------------------------------------
+
+
+def _kept(tmp_path) -> set[str]:
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as disk:
+        tasks = {key for (key,) in disk.execute("SELECT DISTINCT task_key FROM rows")}
+        with_payload = {
+            key for (key,) in disk.execute("SELECT DISTINCT task_key FROM rows JOIN payloads ON row_id = id")
+        }
+    disk.close()
+    assert tasks == with_payload
+    return tasks
+
+
+def test_a_trained_row_is_kept_while_a_checkpoint_lies_between_its_sampling_and_its_step(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        kept = []
+        for step in range(1, 4):
+            await _train(ingestor, step, [step])  # sampled by version step - 1
+            await ingestor.add_checkpoint(PLANNER, 0, step, "digest", "path")
+        await finish_task(ingestor, 4, version=1)
+        batch = await ingestor.take(PLANNER, 1, Version(0, 3), 1)
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 4, 0)  # checkpoints 1, 2 and 3 need it
+        await ingestor.prune()
+        for step in (1, 2, 3):
+            kept.append(_kept(tmp_path))
+            await ingestor.add_checkpoint(PLANNER, 0, step + 10, "digest", "path")
+            await ingestor.remove_checkpoint(PLANNER, 0, step)
+            await ingestor.prune()
+        return [*kept, _kept(tmp_path)], (await ingestor.stats())[PLANNER]
+
+    kept, stats = with_ingestor(tmp_path, scenario)
+    # A row sampled by version v and trained towards v + 1 is needed by a checkpoint at v only; 0 was never one.
+    assert kept == [{"e0-t2", "e0-t3", "e0-t4"}, {"e0-t3", "e0-t4"}, {"e0-t4"}, set()]
+    assert stats["trained"] == 8 and stats["unaccounted"] == 0
+
+
+def test_without_checkpoints_only_what_the_initial_weights_sampled_is_kept(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        for step in (1, 2):
+            await _train(ingestor, step, [step])
+        await ingestor.prune()
+        kept = _kept(tmp_path)
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        return kept, await _take_all(ingestor, incarnation, 0), (await ingestor.stats())[PLANNER]
+
+    kept, tasks, stats = with_ingestor(tmp_path, scenario)
+    assert kept == {"e0-t1"} and tasks == ["e0-t1"]
+    assert stats["dropped"] == {"rolled_back": 2} and stats["trained"] == 0 and stats["unaccounted"] == 0
+
+
+def test_dropped_and_recorded_rows_are_pruned_and_waiting_ones_never(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_queue_groups=1), True)
+        await ingestor.register_policy(SOLVER, queue_spec(), False)
+        for task in range(2):
+            await finish_task(ingestor, task, models=(PLANNER, SOLVER))
+        await ingestor.prune()
+        return _kept(tmp_path), await ingestor.stats()
+
+    kept, stats = with_ingestor(tmp_path, scenario)
+    assert kept == {"e0-t1"}
+    assert stats[PLANNER]["dropped"] == {"surplus": 2} and stats[PLANNER]["queued"] == 2
+    assert stats[SOLVER]["recorded"] == 4
+
+
+def test_the_task_cursor_survives_pruning(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), False)
+        for task in (0, 3, 17):
+            await finish_task(ingestor, task)
+        await ingestor.issue("e1-t2-s0-a0", 2)
+        await ingestor.prune()
+        await finish_task(ingestor, 40)
+        await ingestor.prune()
+        return await ingestor.issued_tasks()
+
+    assert with_ingestor(tmp_path, scenario) == {0: {0, 3, 17, 40}, 1: {2}}
+    assert _kept(tmp_path) == set()
+
+
+def test_after_pruning_behind_a_checkpoint_the_policy_cannot_start_from_nothing(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _train(ingestor, 1, [1])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "path")
+        await ingestor.prune()
+        with pytest.raises(ValueError, match="pruned behind the checkpoints of planner_model"):
+            await ingestor.register_policy(PLANNER, queue_spec(), True)
+        return await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+
+    assert with_ingestor(tmp_path, scenario) == 1
+
+
+def test_the_file_stops_growing_once_rows_are_trained_and_pruned(tmp_path):
+    long = {"response_ids": np.arange(2000, dtype=np.int32)} | {
+        name: np.ones(2000, dtype=dtype)
+        for name, dtype in (("response_mask", np.uint8), ("log_probs", np.float32), ("versions", np.int32))
+    }
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        sizes = []
+        for step in range(1, 31):
+            for task in range(4):
+                await finish_task(ingestor, 4 * step + task, **long)
+            batch = await ingestor.take(PLANNER, 4, Version(0, step - 1), 5)
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, step, 0)
+            await ingestor._outlet._pruning  # started by itself
+            sizes.append((tmp_path / "ledger.sqlite").stat().st_size)
+        return sizes
+
+    sizes = with_ingestor(tmp_path, scenario, prune_every_s=1e-9)
+    assert max(sizes) <= 2 * max(sizes[:5]), sizes
