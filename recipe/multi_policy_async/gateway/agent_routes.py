@@ -13,6 +13,7 @@
 # limitations under the License.
 """The routes that agents call, as plain ASGI: one request in, one exchange read to its end or left behind."""
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable
@@ -25,18 +26,21 @@ from .anthropic_lowering import lower_messages
 from .anthropic_raising import MessageWriter
 from .call import Exchange
 from .errors import BadRequest, GatewayError, NotFound
+from .history import answer_of
 from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
 from .metadata import metadata_headers
 from .openai_lowering import lower_chat
 from .openai_raising import ChatCompletionWriter
-from .request import AgentRequest
+from .request import AgentRequest, Message
+from .responses_lowering import lower_responses
+from .responses_raising import ResponseWriter
 from .service import GatewayService
 from .session import WorkflowSession
 
 logger = logging.getLogger(__name__)
 
 
-Writer = ChatCompletionWriter | MessageWriter
+Writer = ChatCompletionWriter | MessageWriter | ResponseWriter
 
 
 class AgentEndpoint:
@@ -101,7 +105,7 @@ class GenerationEndpoint(AgentEndpoint):
 
     protocol = b"openai"
 
-    def lower(self, body: dict[str, Any]) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
         return lower_chat(body, max_choices=self.service.spec.max_choices)
 
     def writer(self, exchange: Exchange) -> Writer:
@@ -137,7 +141,7 @@ class GenerationEndpoint(AgentEndpoint):
             if joined is not None:
                 self.service.metrics.joined(joined.model_id)
                 return joined
-        request = self.lower(parse_object(body))
+        request = self.lower(parse_object(body), session)
         started: list[Exchange] = []
 
         async def start() -> None:
@@ -171,12 +175,31 @@ class GenerationEndpoint(AgentEndpoint):
             await send_json(send, 200, writer.whole(), metadata_headers(exchange, versions=True))
 
 
+class ResponsesEndpoint(GenerationEndpoint):
+    """OpenAI's POST .../v1/responses."""
+
+    protocol = b"responses"
+
+    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+        return lower_responses(body, functools.partial(self._conversation, session))
+
+    @staticmethod
+    def _conversation(session: WorkflowSession, response_id: str) -> list[Message]:
+        exchange = session.find_exchange(response_id.removeprefix("resp_"))
+        if exchange is None or not exchange.ended or exchange.error is not None:
+            raise NotFound("response", response_id)
+        return [*exchange.request.messages, answer_of(exchange.calls[0])]
+
+    def writer(self, exchange: Exchange) -> Writer:
+        return ResponseWriter(exchange)
+
+
 class MessagesEndpoint(GenerationEndpoint):
     """Anthropic's POST .../v1/messages."""
 
     protocol = b"anthropic"
 
-    def lower(self, body: dict[str, Any]) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
         return lower_messages(body)
 
     def writer(self, exchange: Exchange) -> Writer:
@@ -218,6 +241,7 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
     """Both ways to name the agent: the minted URL, and headers with the control key."""
     endpoints = [
         ("/v1/chat/completions", GenerationEndpoint(service, check_key), "POST"),
+        ("/v1/responses", ResponsesEndpoint(service, check_key), "POST"),
         ("/v1/messages", MessagesEndpoint(service, check_key), "POST"),
         ("/v1/messages/count_tokens", CountTokensEndpoint(service, check_key), "POST"),
         ("/v1/models", ModelsEndpoint(service, check_key), "GET"),

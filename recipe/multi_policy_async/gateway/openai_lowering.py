@@ -48,7 +48,7 @@ def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
         messages=_messages(body),
         tools=tools,
         parallel_tool_calls=parallel,
-        asked=_sampling(body),
+        asked=lower_sampling(body),
         max_tokens=_max_tokens(body),
         stop=_stops(body.get("stop")),
         n=_optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), default=1),
@@ -89,7 +89,12 @@ def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def _sampling(body: dict[str, Any]) -> dict[str, Any]:
+def lower_sampling(body: dict[str, Any]) -> dict[str, Any]:
+    """The sampling values of a body, by our names.
+
+    Raises:
+        BadRequest: naming the field at fault.
+    """
     bounds = {
         "temperature": (0.0, 2.0),
         "top_p": (0.0, 1.0),

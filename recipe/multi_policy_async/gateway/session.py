@@ -179,6 +179,10 @@ class WorkflowSession:
             return None
         return candidates[-1] if candidates else None
 
+    def find_exchange(self, exchange_id: str) -> Exchange | None:
+        """By id; None when this workflow has no such exchange."""
+        return next((e for e in reversed(self.exchanges) if e.exchange_id == exchange_id), None)
+
     def note_refused(self, agent_id: str, digest: bytes) -> None:
         """A request ended in an error before it became an exchange: its retry is not a retry of another one."""
         self._refused[(agent_id, digest)] += 1

@@ -1,0 +1,158 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""OpenAI responses body -> AgentRequest, so that agent loops built on that API need no other setting."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .checks import array, boolean, fault, integer, mapping, string
+from .errors import BadRequest, UnsupportedValue
+from .openai_lowering import lower_sampling, parse_arguments
+from .request import AgentRequest, Message
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[Message]]) -> AgentRequest:
+    """Check and lower a body.
+
+    Args:
+        conversation_of: messages up to and including the answer of an earlier response, by its id.
+
+    Raises:
+        BadRequest: naming the field at fault.
+    """
+    tools, parallel = _tools(body)
+    _refuse_unsupported(body)
+    messages: list[Message] = []
+    if body.get("instructions") is not None:
+        messages.append({"role": "system", "content": string(body["instructions"], "instructions")})
+    if body.get("previous_response_id") is not None:
+        earlier = conversation_of(string(body["previous_response_id"], "previous_response_id"))
+        # Instructions are of one response only: those of the former one are not carried over.
+        messages += [m for i, m in enumerate(earlier) if not (i == 0 and m["role"] == "system")]
+    messages += _input(body.get("input"))
+    if not messages:
+        raise BadRequest("input is empty", param="input")
+    limit = body.get("max_output_tokens")
+    return AgentRequest(
+        messages=messages,
+        tools=tools,
+        parallel_tool_calls=parallel,
+        asked=lower_sampling(body),
+        max_tokens=None if limit is None else integer(limit, "max_output_tokens", 1),
+        stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
+        model=None if body.get("model") is None else string(body["model"], "model"),
+    )
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    text = {} if body.get("text") is None else mapping(body["text"], "text")
+    form = {"type": "text"} if text.get("format") is None else mapping(text["format"], "text.format")
+    if form.get("type") != "text":
+        raise UnsupportedValue(
+            f"text.format {form.get('type')!r} is not supported: only text is sampled unconstrained",
+            param="text.format",
+        )
+    if body.get("background"):
+        raise UnsupportedValue("background responses are not supported", param="background")
+    for name in ("conversation", "prompt"):
+        if body.get(name) is not None:
+            raise UnsupportedValue(f"{name} is not supported: nothing is stored here", param=name)
+
+
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
+    tools = []
+    for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
+        where = f"tools[{index}]"
+        if mapping(tool, where).get("type") != "function":
+            raise UnsupportedValue(f"{where}: tools of type {tool.get('type')!r} are not supported", param=where)
+        function = {"name": string(tool.get("name"), f"{where}.name")}
+        for name in ("description", "parameters"):
+            if tool.get(name) is not None:
+                function[name] = tool[name]
+        tools.append({"type": "function", "function": function})
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        raise UnsupportedValue("a forced tool_choice is not supported: only auto and none", param="tool_choice")
+    parallel = body.get("parallel_tool_calls")
+    parallel = True if parallel is None else boolean(parallel, "parallel_tool_calls")
+    return (tools if tools and choice == "auto" else None), parallel
+
+
+def _input(given: Any) -> list[Message]:
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Message] = []
+    thought: str | None = None
+    for index, item in enumerate(array(given, "input")):
+        where = f"input[{index}]"
+        kind = mapping(item, where).get("type", "message")
+        if kind == "reasoning":
+            thought = _thought(item)
+        elif kind == "function_call":
+            _answer(messages)["tool_calls"].append(_function_call(item, where))
+        elif kind == "function_call_output":
+            call_id = string(item.get("call_id"), f"{where}.call_id")
+            output = _text(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        elif kind == "message":
+            role = item.get("role")
+            if not isinstance(role, str) or role not in _ROLES:
+                raise fault(f"{where}.role", f"one of {sorted(_ROLES)}", role)
+            messages.append({"role": _ROLES[role], "content": _text(item.get("content"), f"{where}.content")})
+            if role == "assistant" and thought:
+                messages[-1]["reasoning_content"], thought = thought, None
+        else:
+            raise UnsupportedValue(f"{where}: items of type {kind!r} are not supported", param=where)
+    return messages
+
+
+def _answer(messages: list[Message]) -> Message:
+    """The assistant message that a function call belongs to: its items come one by one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1].setdefault("tool_calls", [])
+    return messages[-1]
+
+
+def _function_call(item: dict[str, Any], where: str) -> dict[str, Any]:
+    arguments = string(item.get("arguments"), f"{where}.arguments")
+    function = {"name": string(item.get("name"), f"{where}.name"), "arguments": parse_arguments(arguments)}
+    return {"id": string(item.get("call_id"), f"{where}.call_id"), "type": "function", "function": function}
+
+
+def _thought(item: dict[str, Any]) -> str:
+    parts = item.get("content") or []
+    texts = [p.get("text") for p in parts if isinstance(p, dict)] if isinstance(parts, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(array(content, where)):
+        at = f"{where}[{index}]"
+        kind = mapping(part, at).get("type")
+        if kind in _TEXT_PARTS:
+            texts.append(string(part.get("text"), f"{at}.text"))
+        elif kind == "refusal":
+            texts.append(string(part.get("refusal"), f"{at}.refusal"))
+        else:
+            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported by this model", param=at)
+    return "\n".join(texts)

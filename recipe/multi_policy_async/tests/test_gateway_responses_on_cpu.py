@@ -1,0 +1,169 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""OpenAI's responses API with the real client, and the Agents SDK, which speaks it by default."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import openai
+import pytest
+
+from .fakes.fake_engine import FakeEngine
+from .fakes.gateway_world import Texts, gateway_world
+from .fakes.tiny_model_folder import make_model_folder
+
+W = "e0-t0-s0-a0"
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": 2}}\n</tool_call>'
+ROOMY = {"max_prompt_length": 2048, "max_response_length": 1024, "max_model_len": 3072}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def texts(folder) -> Texts:
+    return Texts(folder)
+
+
+def in_turn(texts, *answers):
+    seen: list[list[int]] = []
+
+    def script(prompt):
+        if prompt not in seen:
+            seen.append(prompt)
+        return texts.ids(answers[seen.index(prompt)])
+
+    return script
+
+
+def run_with(folder, engine, act, **spec):
+    async def run():
+        bindings, mapping = {"planner_model": ROOMY}, {"planner": "planner_model"}
+        async with gateway_world(
+            folder, {"planner_model": engine}, mapping=mapping, bindings=bindings, **spec
+        ) as world:
+            client = world.client((await world.open(W))["planner"])
+            result = await act(client)
+            await world.control.finalize(W, rewards=1.0)
+            return result, world.sink.rows
+
+    return asyncio.run(run())
+
+
+def test_a_response_has_the_same_row_as_a_chat_completion(folder, texts):
+    async def act(client):
+        response = await client.responses.create(model="m", input="hello", instructions="Be brief.")
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+        await client.chat.completions.create(model="m", messages=messages)
+        return response
+
+    response, (ours, other) = run_with(folder, FakeEngine(texts.says("größer 😀")), act)
+    assert (response.status, response.output_text) == ("completed", "größer 😀")
+    assert response.usage.total_tokens == len(ours.prompt_ids) + len(ours.response_ids)
+    assert ours.prompt_ids.tolist() == other.prompt_ids.tolist()
+    assert ours.response_ids.tolist() == other.response_ids.tolist()
+
+
+@pytest.mark.parametrize("said", ["plain 😀", "I add. " + CALL, ""])
+def test_a_streamed_response_accumulates_to_the_whole_one(folder, texts, said):
+    async def act(client):
+        whole = await client.responses.create(model="m", input="hello", tools=[TOOL])
+        async with client.responses.stream(model="m", input="hello", tools=[TOOL]) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        return whole, kinds, final
+
+    (whole, kinds, final), _ = run_with(folder, FakeEngine(texts.says(said)), act)
+    assert final.output_text == whole.output_text == said.split("<tool_call>")[0]
+    assert [item.type for item in final.output] == [item.type for item in whole.output]
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == len(whole.output)
+
+
+def test_a_tool_loop_over_items_is_one_merged_row(folder, texts):
+    async def act(client):
+        items = [{"role": "user", "content": "1+2?"}]
+        first = await client.responses.create(model="m", input=items, tools=[TOOL])
+        call = next(item for item in first.output if item.type == "function_call")
+        items += [item.model_dump(exclude_none=True) for item in first.output]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "3"})
+        return call, await client.responses.create(model="m", input=items, tools=[TOOL])
+
+    said = ("I add. " + CALL, "It is 3.")
+    (call, second), [row] = run_with(folder, FakeEngine(in_turn(texts, *said)), act, rows="merged")
+    assert json.loads(call.arguments) == {"a": 1, "b": 2} and second.output_text == "It is 3."
+    assert row.response_ids[row.response_mask == 1].tolist() == texts.ids(said[0]) + texts.ids(said[1])
+
+
+def test_a_response_goes_on_from_an_earlier_one_by_its_id(folder, texts):
+    async def act(client):
+        first = await client.responses.create(model="m", input="one", instructions="Be brief.")
+        second = await client.responses.create(
+            model="m", input="two", instructions="Be brief.", previous_response_id=first.id
+        )
+        with pytest.raises(openai.NotFoundError, match="resp_other"):
+            await client.responses.create(model="m", input="x", previous_response_id="resp_other")
+        return second.output_text
+
+    text, [row] = run_with(folder, FakeEngine(in_turn(texts, "first", "second")), act, rows="merged")
+    assert text == "second" and len(row.metadata["calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": []},
+        {"input": [{"type": "computer_call"}]},
+        {"input": "x", "tools": [{"type": "web_search"}]},
+        {"input": "x", "tool_choice": "required"},
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+    ],
+)
+def test_what_is_not_served_is_a_400(folder, texts, body):  # invariant 9
+    async def act(client):
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(model="m", **body)
+        return (await client.responses.create(model="m", input="x")).output_text
+
+    assert run_with(folder, FakeEngine(texts.says("fine")), act)[0] == "fine"
+
+
+@pytest.mark.parametrize("api", ["responses", "chat_completions"])
+def test_the_agents_sdk_runs_a_tool_using_agent_unchanged(folder, texts, api):
+    agents = pytest.importorskip("agents")
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    async def act(client):
+        agents.set_tracing_disabled(True)
+        models = {
+            "responses": agents.OpenAIResponsesModel,
+            "chat_completions": agents.OpenAIChatCompletionsModel,
+        }
+        model = models[api](model="planner", openai_client=client)
+        agent = agents.Agent(name="Planner", instructions="Use the tool.", tools=[add], model=model)
+        return (await agents.Runner.run(agent, "1+2?")).final_output
+
+    said = ("I add. " + CALL, "It is 3.")
+    text, [row] = run_with(folder, FakeEngine(in_turn(texts, *said)), act, rows="merged")
+    assert text == "It is 3."
+    assert row.response_ids[row.response_mask == 1].tolist() == texts.ids(said[0]) + texts.ids(said[1])
