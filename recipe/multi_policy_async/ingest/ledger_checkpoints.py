@@ -61,8 +61,8 @@ class Checkpoints:
         """Start a model, fresh or from its checkpoint ``(incarnation, step)``; returns the new incarnation.
 
         Rows consumed by steps outside the new lineage wait again, since the surviving weights never saw them.
-        Checkpoints outside it are given up: a row that waits again may be trained by the new branch, so what the old one
-        had seen would not be known any more.
+        Checkpoints outside it are given up: a row that waits again may be trained by the new branch, so what the
+        old one had seen would not be known any more.
 
         Raises:
             ValueError: the checkpoint is not known, or the ledger was pruned beyond a fresh start.
