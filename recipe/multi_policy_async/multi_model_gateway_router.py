@@ -21,28 +21,21 @@
 The class needs no Ray; ``gateway_actor_class`` wraps it for a job, ``IngestorSink`` is its way to the ingestor actor.
 """
 
-import asyncio
-import contextlib
 import logging
 import secrets
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import uvicorn
 
 from .agent_model_route_table import AgentModelRouteTable
 from .gateway.app import create_app
 from .gateway.closing import Sink
+from .gateway.http_server import HttpServer
 from .gateway.service import GatewayService, make_upstream
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelStatus
 from .trajectory import WorkflowRecord
 
 logger = logging.getLogger(__name__)
-
-_START_TIMEOUT_S = 20.0
-_STOP_TIMEOUT_S = 10.0
 
 
 class MultiModelGatewayRouter:
@@ -71,8 +64,7 @@ class MultiModelGatewayRouter:
         registry = GatewayBindingRegistry(model_ids)
         self.service = GatewayService(self.spec, routes, registry, sink, make_upstream)
         self.app = create_app(self.service, self.control_key)
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._server = HttpServer(self.app, self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes)
         self.base_url: str | None = None
 
     async def start(self) -> str:
@@ -84,29 +76,7 @@ class MultiModelGatewayRouter:
         Raises:
             OSError: the port cannot be bound.
         """
-        listener = _listen(self.spec.host, self.spec.port)
-        host, port = listener.getsockname()[:2]
-        config = uvicorn.Config(
-            self.app,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=75,
-            h11_max_incomplete_event_size=self.spec.max_header_bytes,
-        )
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        deadline = asyncio.get_running_loop().time() + _START_TIMEOUT_S
-        while not self._server.started:
-            if self._serving.done():
-                await self._serving
-                raise OSError(f"the gateway's server ended at its start on {host}:{port}")
-            if asyncio.get_running_loop().time() > deadline:
-                raise OSError(f"the gateway did not start within {_START_TIMEOUT_S:g} s")
-            await asyncio.sleep(0.005)
-        self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.base_url = await self._server.start()
         logger.info("gateway listens on %s", self.base_url)
         return self.base_url
 
@@ -129,34 +99,7 @@ class MultiModelGatewayRouter:
     async def stop(self) -> None:
         """Abandon what runs, stop listening, release connections."""
         await self.service.close()
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            done, _ = await asyncio.wait([self._serving], timeout=_STOP_TIMEOUT_S)
-            if not done:
-                self._serving.cancel()
-        self._server = self._serving = None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn inside a process that has its own signal handling."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"the gateway cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
+        await self._server.stop()
 
 
 class IngestorSink:

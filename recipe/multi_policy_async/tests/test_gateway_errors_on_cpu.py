@@ -184,6 +184,21 @@ def test_bodies_beyond_the_bound_are_413_on_both_apis(folder, texts):  # invaria
     assert agent.json()["error"]["code"] == control.json()["error"]["code"] == "request_too_large"
 
 
+def test_a_request_head_beyond_its_bound_ends_the_connection_and_no_other_request(folder, texts):  # invariant 10
+    async def run():
+        async with two_models(folder, texts, max_header_bytes=4096) as world:
+            host, port = world.base_url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /w/x HTTP/1.1\r\nhost: x\r\n" + b"x-padding: " + b"y" * 5000)  # and never ends
+            answer = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            client = world.client((await world.open(W))["planner"])
+            return answer, await client.chat.completions.create(model="m", messages=ASK)
+
+    answer, good = asyncio.run(run())
+    assert answer.startswith(b"HTTP/1.1 431") and good.choices[0].message.content == "plan"
+
+
 @pytest.mark.parametrize("key", [None, "Bearer wrong", "Basic abc", "Bearer ü"])
 def test_the_control_api_needs_its_key(folder, texts, key):
     async def run():
