@@ -92,6 +92,19 @@ class MultiModelGatewayRouter:
         """Open or close a model's gate; see ``GatewayService.set_status``."""
         self.service.set_status(model_id, status)
 
+    async def drain(self, model_id: str) -> int:
+        """Close a model's gate before a sync and wait, up to ``drain_timeout_s``, for calls that could not be resumed.
+
+        Optional: without it such calls start again, or end with a stream error.
+
+        Returns:
+            How many of them still run.
+
+        Raises:
+            ValueError: unknown model.
+        """
+        return await self.service.drain(model_id)
+
     async def stats(self) -> dict[str, Any]:
         """State, version, running and waiting attempts per model, and open workflows."""
         return self.service.stats()

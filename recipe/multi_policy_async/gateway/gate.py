@@ -37,6 +37,7 @@ class ModelGate:
         self.model_id = model_id
         self.state = ModelState.STARTING
         self.running = 0  # attempts at the upstream now
+        self.bound_to_engine = 0  # those among them that could not be resumed after an abort
         self.waiting = 0
         self._hold_timeout_s = hold_timeout_s
         self._retry_after_s = retry_after_s
@@ -93,13 +94,27 @@ class ModelGate:
         while self.state not in (ModelState.OPEN, ModelState.DOWN):
             await self._changed.wait()
 
+    async def drain(self, timeout_s: float) -> int:
+        """Let no new request pass, and wait for the attempts that an abort would cost.
+
+        Returns:
+            How many of them still run after ``timeout_s``.
+        """
+        self.set_state(ModelState.DRAINING)
+        deadline = time.monotonic() + timeout_s
+        while self.bound_to_engine and time.monotonic() < deadline and self.state == ModelState.DRAINING:
+            await asyncio.sleep(0.01)
+        return self.bound_to_engine
+
     @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def attempt(self, *, resumable: bool) -> Iterator[None]:
         """Counts one attempt at the upstream."""
         self.running += 1
+        self.bound_to_engine += not resumable
         try:
             yield
         finally:
             self.running -= 1
+            self.bound_to_engine -= not resumable
             if self.running == 0 and self._closed_at is not None and self.state != ModelState.OPEN:
                 self._metrics.drained(self.model_id, time.monotonic() - self._closed_at)

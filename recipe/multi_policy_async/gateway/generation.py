@@ -134,7 +134,7 @@ class ServedModel:
         """One attempt; returns ``stop``, ``length`` or ``abort``."""
         finish: str | None = None
         try:
-            with self.gate.attempt():
+            with self.gate.attempt(resumable=self._resumable(call)):
                 async with aclosing(self.upstream.generate(attempt)) as chunks:
                     async for chunk in chunks:
                         self._check_lineage(call, chunk)
@@ -148,6 +148,9 @@ class ServedModel:
             raise
         assert finish is not None, "upstreams end with a finish reason"
         return finish
+
+    def _resumable(self, call: Call) -> bool:
+        return self.binding.partial_rollout and not call.sampling.stateful
 
     @staticmethod
     def _check_lineage(call: Call, chunk: TokenChunk) -> None:
@@ -168,7 +171,7 @@ class ServedModel:
         call.resumes += 1
         if call.resumes > self._spec.max_resumes:
             raise CallLost(f"the call was aborted {call.resumes} times")
-        if call.sampling.stateful or not self.binding.partial_rollout:
+        if not self._resumable(call):
             self._restart(call, "abort", None)
         else:
             self._metrics.resumed(self.binding.model_id)

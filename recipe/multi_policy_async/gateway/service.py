@@ -102,6 +102,16 @@ class GatewayService:
         if model_id in self._models or status.state == ModelState.DOWN:
             self.gates[model_id].set_state(status.state)
 
+    async def drain(self, model_id: str) -> int:
+        """See ``ModelGate.drain``.
+
+        Raises:
+            ValueError: unknown model.
+        """
+        status = ModelStatus(ModelState.DRAINING, self.registry.status(model_id).version)
+        self.registry.set_status(model_id, status)
+        return await self.gates[model_id].drain(self.spec.drain_timeout_s)
+
     def ready(self, model_id: str) -> bool:
         """Whether a request for the model would pass now."""
         return model_id in self._models and self.gates[model_id].state == ModelState.OPEN

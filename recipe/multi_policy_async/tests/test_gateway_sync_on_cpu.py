@@ -329,3 +329,24 @@ def test_binding_again_after_a_restore_serves_the_new_servers(folder, texts):
             return first, second
 
     assert asyncio.run(run()) == ("old", "new")
+
+
+def test_draining_waits_for_calls_that_could_not_be_resumed_and_lets_no_new_one_pass(folder, texts):
+    async def run(timeout_s):
+        engine = FakeEngine(texts.says(ALPHABET), token_s=0.004)
+        changes = {"planner_model": {"partial_rollout": False}}
+        async with one_model(folder, engine, bindings=changes, drain_timeout_s=timeout_s) as world:
+            client = world.client((await world.open(W))["planner"])
+            running = asyncio.create_task(ask(client, stream=True))
+            await until(lambda: engine.running)
+            draining = asyncio.create_task(world.router.drain("planner_model"))
+            await asyncio.sleep(0.01)
+            held = asyncio.create_task(ask(client))
+            left = await draining
+            requests = len(engine.requests)
+            await sync_weights(world, "planner_model", "0.2")
+            return left, requests, await asyncio.gather(running, held, return_exceptions=True)
+
+    assert asyncio.run(run(5.0)) == (0, 1, [ALPHABET, ALPHABET])
+    left, requests, (cut, held) = asyncio.run(run(0.02))
+    assert (left, requests, held) == (1, 1, ALPHABET) and isinstance(cut, openai.APIError)
