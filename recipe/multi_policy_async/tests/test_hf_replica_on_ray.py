@@ -152,7 +152,9 @@ def test_a_sync_cuts_running_calls_with_partial_output_and_later_ones_carry_the_
     replicas, manager = parts
     manager.update_weights(global_steps=6)
     answers: list[dict] = []
-    calls = [threading.Thread(target=lambda r=r: answers.append(generate(r, max_new_tokens=1500))) for r in replicas * 4]
+    calls = [
+        threading.Thread(target=lambda r=r: answers.append(generate(r, max_new_tokens=1500))) for r in replicas * 4
+    ]
     for call in calls:
         call.start()
     while sum(_running(replica) for replica in replicas) < len(calls) and not answers:

@@ -199,6 +199,12 @@ def test_a_server_told_to_reject_answers_503_until_it_resumes(server, client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_answers_503(server, client, monkeypatch, stream):
+    monkeypatch.setattr(server.engine, "max_waiting", 0)
+    assert generate(client, stream=stream).status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_client_that_goes_away_frees_its_row_also_while_it_waits(server, stream, paused):
     if paused:

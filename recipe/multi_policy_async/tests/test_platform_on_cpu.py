@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ print(get_device_name(), get_nccl_backend())
 
 @pytest.fixture(scope="module")
 def in_a_trainer_process() -> str:
-    """What a process under the plugin's entry point prints; importing verl is slow, so one process serves several."""
+    """What a process that loads the plugin as an external module prints; importing verl is slow, so one serves all."""
     code = """
         import os
         import torch.distributed as dist
@@ -93,16 +94,16 @@ def in_a_trainer_process() -> str:
         dist.all_reduce(value)
         print("group of", dist.get_world_size(), value.tolist())
     """
-    return python(CHECKED + textwrap.dedent(code), VERL_PLATFORM="cpu")
-
-
-def test_verl_runs_on_the_cpu_platform_through_the_plugins_entry_point(in_a_trainer_process):
-    assert "cpu gloo" in in_a_trainer_process
-
-
-def test_verl_runs_on_the_cpu_platform_through_the_external_module():
     alone = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": PLUGIN}
-    assert python(CHECKED, VERL_PLATFORM="cpu", **alone) == "cpu gloo"
+    return python(CHECKED + textwrap.dedent(code), VERL_PLATFORM="cpu", **alone)
+
+
+def test_the_installed_package_offers_the_plugin_where_verl_looks_for_it():
+    assert PLUGIN in {point.value for point in entry_points(group="verl.plugins")}
+
+
+def test_a_folder_that_is_not_installed_is_loaded_as_an_external_module(in_a_trainer_process):
+    assert "cpu gloo" in in_a_trainer_process
 
 
 def test_verls_engines_are_registered_for_the_cpu(in_a_trainer_process):

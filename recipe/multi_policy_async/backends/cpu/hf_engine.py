@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 _PREFILL_TOKENS = 4096  # of one model call, padding included
 
 
+class QueueFull(RuntimeError):
+    """More requests wait than the engine holds; nothing is wrong with this one."""
+
+
 @dataclass(eq=False)
 class GenerationRequest:
     """One attempt at a generation, under its own ``rid``. Filled by the engine's thread."""
@@ -79,6 +83,7 @@ class HFEngine:
         model: a causal language model with full attention in every layer, on the CPU.
         max_model_len: prompt and output tokens of one request.
         max_batch_size: rows that run at once; further requests wait.
+        max_waiting: requests that wait; further ones are refused.
         eos_token_ids: end a row unless it ignores them.
         seed: of the sampling of requests that bring no seed.
 
@@ -92,6 +97,7 @@ class HFEngine:
         *,
         max_model_len: int,
         max_batch_size: int,
+        max_waiting: int = 4096,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
     ):
@@ -101,6 +107,7 @@ class HFEngine:
             raise ValueError(f"the CPU rollout server serves models with full attention only, not {sorted(other)}")
         self.max_model_len = max_model_len
         self.max_batch_size = max_batch_size
+        self.max_waiting = max_waiting
         self.eos_token_ids = frozenset(eos_token_ids)
         self.weights = WeightStore(model)
         model.set_attn_implementation(decode_attention.NAME)
@@ -146,6 +153,7 @@ class HFEngine:
 
         Raises:
             InvalidRequest: empty or over-long prompt, a token outside the vocabulary, or the rid is already in use.
+            QueueFull: ``max_waiting`` requests wait already.
         """
         total = len(request.prompt_ids) + request.params.max_new_tokens
         if not request.prompt_ids:
@@ -168,6 +176,8 @@ class HFEngine:
                 raise RuntimeError("the engine is stopping")
             if request.rid in self._live:
                 raise InvalidRequest(f"duplicate request id {request.rid!r}")
+            if len(self._waiting) >= self.max_waiting:
+                raise QueueFull(f"{self.max_waiting} requests wait already")
             self._live[request.rid] = request
             self._waiting.append(request)
             self._changed.notify_all()

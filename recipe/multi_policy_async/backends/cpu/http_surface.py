@@ -27,7 +27,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from .hf_engine import GenerationRequest
+from .hf_engine import GenerationRequest, QueueFull
 from .rollout_service import GenerationFailed, GenerationRejected, RolloutService, meta_info
 from .sampling import InvalidRequest, SamplingParams
 
@@ -49,7 +49,8 @@ def build_app(service: RolloutService) -> FastAPI:
         return _error(500, error)
 
     @app.exception_handler(GenerationRejected)
-    async def reject(_: Request, error: GenerationRejected) -> JSONResponse:
+    @app.exception_handler(QueueFull)
+    async def reject(_: Request, error: Exception) -> JSONResponse:
         return _error(503, error)
 
     @app.post("/generate")

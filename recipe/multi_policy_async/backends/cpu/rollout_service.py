@@ -54,7 +54,7 @@ class RolloutService:
         """Generate to the end, or to an abort; a cancelled caller aborts its request.
 
         Raises:
-            InvalidRequest: see ``HFEngine.submit``.
+            InvalidRequest, QueueFull: see ``HFEngine.submit``.
             GenerationFailed: the engine failed.
             GenerationRejected: paused with ``reject``.
         """
