@@ -122,8 +122,8 @@ class TrajectoryIngestor:
         return await self._intake.admit(epoch, task, members, timeout_s)
 
     async def has_room(self) -> bool:
-        """Whether another task may be started now (ingest/admission.py)."""
-        return self._intake.has_room()
+        """Whether another task may be started now (ingest/schedule.py)."""
+        return self._state.has_room()
 
     async def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until another task may be started; ``False`` after ``timeout_s``."""

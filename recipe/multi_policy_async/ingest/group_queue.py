@@ -34,6 +34,7 @@ class TakePlan:
 
     ready: list[QueuedGroup] = field(default_factory=list)
     drops: dict[str, list[QueuedGroup]] = field(default_factory=dict)
+    missing: int = 0  # groups short of the target
     retry_in_s: float | None = None  # when waiting longer changes the answer by itself
 
 
@@ -66,6 +67,7 @@ class GroupQueue:
         self._registration = 0
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}
+        self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
         self._version: Version | None = None
         self._consumed_in_version = 0
         self._batches = 0
@@ -103,6 +105,10 @@ class GroupQueue:
         if not self.trained:
             return "frozen"
         return "retired" if self.retired else "paused" if self.paused else "training"
+
+    def warms_up(self, closed_tasks: int) -> bool:
+        """Whether it is too early for this policy to train."""
+        return closed_tasks < self.spec.start_after_tasks
 
     def lead(self, open_tasks: int) -> float:
         """Groups that production is ahead: expected from open tasks, queued, taken, and trained since the last version.
@@ -151,13 +157,16 @@ class GroupQueue:
             elif len(ready) < most:
                 ready.append(group)
         if not ready:
+            plan.missing = target
             return plan
         minimum = min(self.spec.min_batch_groups or target, target)
         waited = now - ready[0].closed_at
         if len(ready) >= target or ended or (len(ready) >= minimum and waited >= self.spec.coalesce_s):
             plan.ready = ready
-        elif len(ready) >= minimum:
-            plan.retry_in_s = self.spec.coalesce_s - waited
+        else:
+            plan.missing = target - len(ready)
+            if len(ready) >= minimum:
+                plan.retry_in_s = self.spec.coalesce_s - waited
         return plan
 
     def moves(self, version: Version) -> bool:
@@ -170,7 +179,9 @@ class GroupQueue:
             self._version, self._consumed_in_version = version, 0
         self.discard([group for groups in plan.drops.values() for group in groups])
         if not plan.ready:
+            self.missing = plan.missing or self.missing
             return ""
+        self.missing = None
         self.discard(plan.ready)
         self._batches += 1
         batch_id = f"{self.model_id}/{self._registration}.{self._batches}"

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 
 from ..trajectory import WorkflowId, WorkflowRecord
-from .admission import has_room
 from .arrival import Arrival, check_record, plan_arrival
 from .digest import record_digest
 from .groups import OpenTask
@@ -33,13 +32,10 @@ class Intake:
     def __init__(self, state: IngestState):
         self._state = state
 
-    def has_room(self) -> bool:
-        return has_room(self._state.queues.values(), len(self._state.open), self._state.spec.admission)
-
     async def wait_for_room(self, timeout_s: float) -> bool:
         state = self._state
         deadline = state.clock() + timeout_s
-        while not self.has_room():
+        while not state.has_room():
             left = deadline - state.clock()
             if left <= 0:
                 return False
@@ -54,6 +50,7 @@ class Intake:
         async def write() -> None:
             await state.serial.on_disk(state.ledger.open_task, epoch, task, members)
             state.open.setdefault(WorkflowId(epoch, task, 0).task_key, OpenTask(members))
+            state.schedule.admitted()
 
         await state.serial.exclusively(write())
         return True

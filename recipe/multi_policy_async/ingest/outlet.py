@@ -19,7 +19,7 @@ import sqlite3
 
 from ..trajectory import Version
 from .batch_source import End, Group, ProducerDied, TakenBatch
-from .group_queue import GroupQueue
+from .group_queue import GroupQueue, TakePlan
 from .groups import row_ids
 from .ledger import FateChange
 from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
@@ -152,13 +152,19 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
+        state.schedule.trains_at(queue.model_id, version, state.queues)
+        if not state.may_take(queue):
+            if queue.moves(version):
+                queue.apply_take(TakePlan(), groups, version)
+                state.changes.notify()
+            return "", None
         plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
         if plan.drops:
             changes = [FateChange(row_ids(dropped), reason) for reason, dropped in plan.drops.items()]
             await state.serial.on_disk(state.ledger.set_fates, changes)
             for change in changes:
                 state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
-        changed = queue.moves(version) or bool(plan.drops or plan.ready)
+        changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
         batch_id = queue.apply_take(plan, groups, version)
         if changed:
             state.changes.notify()

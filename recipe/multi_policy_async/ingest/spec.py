@@ -29,6 +29,10 @@ class IngestSpec(_Spec):
     """SQLite's durability: ``normal`` survives a crash of any process, ``full`` a power loss too."""
     admission: Literal["any", "all"]
     """Admit a task while any (or only while all) of the policies that can train now are below their lead."""
+    schedule: Literal["all", "alternate", "sync"]
+    """Who trains when (ingest/schedule.py)."""
+    alternate_versions: int = Field(ge=1)
+    """Versions that one policy trains before the next has its turn, with ``schedule: alternate``."""
     on_failed: Literal["drop", "keep"]
     """Rows of failed workflows: dropped as ``failed_workflow``, or trained if they carry a reward."""
     on_truncated: Literal["drop", "keep"]
@@ -52,6 +56,8 @@ class QueueSpec(_Spec):
     max_staleness: int | None = Field(ge=0)
     """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
     on_stale: Literal["drop", "hold"]
+    start_after_tasks: int = Field(ge=0)
+    """The policy begins to train when so many tasks are over."""
     min_group_size: int = Field(ge=1)
     """Groups with fewer rows are dropped as ``group_too_small``; GRPO gives a group of one its raw reward."""
     group_by: Literal["task_agent", "task_agent_turn", "task"]

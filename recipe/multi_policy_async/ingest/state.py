@@ -27,6 +27,7 @@ from .batch_source import End, ProducerDied
 from .group_queue import GroupQueue
 from .groups import OpenTask
 from .ledger import Ledger
+from .schedule import make_schedule
 from .serial import Broadcast, Serial
 from .spec import IngestSpec
 
@@ -46,6 +47,7 @@ class IngestState:
         self.ledger = Ledger(ledger_path, synchronous=spec.synchronous)
         self.serial = Serial()
         self.changes = Broadcast()
+        self.schedule = make_schedule(spec)
         self.queues: dict[str, GroupQueue] = {}
         self.end: End | ProducerDied | None = None
         self.endings: Counter[str] = Counter()
@@ -58,6 +60,24 @@ class IngestState:
             for key, members in recovered.open_tasks.items()
         }
         self.accounts = {model: Account.from_counts(counts) for model, counts in self.ledger.counts().items()}
+
+    @property
+    def closed_tasks(self) -> int:
+        return self.next_close - 1
+
+    def has_room(self) -> bool:
+        """Whether another task may be started now."""
+        return self.schedule.has_room(self.queues, len(self.open), self.closed_tasks)
+
+    def may_take(self, queue: GroupQueue) -> bool:
+        """Whether the policy gets a batch now; once the data has ended everybody gets the rest."""
+        if self.end is not None:
+            return True
+        return (
+            not queue.warms_up(self.closed_tasks)
+            and self.schedule.in_turn(queue.model_id, self.queues)
+            and self.schedule.may_take(len(self.open))
+        )
 
     def queue(self, model_id: str) -> GroupQueue:
         """The queue of a registered policy.

@@ -31,6 +31,8 @@ def ingest_spec(**changes: Any) -> IngestSpec:
     values = {
         "synchronous": "normal",
         "admission": "any",
+        "schedule": "all",
+        "alternate_versions": 1,
         "on_failed": "drop",
         "on_truncated": "keep",
         "max_give_backs": 2,
@@ -46,6 +48,7 @@ def queue_spec(**changes: Any) -> QueueSpec:
         "max_queue_groups": None,
         "max_staleness": None,
         "on_stale": "drop",
+        "start_after_tasks": 0,
         "min_group_size": 2,
         "group_by": "task_agent",
         "min_batch_groups": None,

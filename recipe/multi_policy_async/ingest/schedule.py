@@ -1,0 +1,150 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Who may train now, and may production start another task? Only admission waits for training (invariant 10).
+
+| schedule | trains now | admission waits while |
+|---|---|---|
+| ``all`` | every policy, at its own pace | any (or all) of them are at their lead |
+| ``alternate`` | one policy for some versions, then the next | that one is at its lead |
+| ``sync`` | all policies, between rounds | a round is being played or trained: the baseline of other co-trainers |
+
+Policies that cannot train now (frozen, retired, paused, warming up, out of their turn) have no say, else they would
+block the others.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+
+from ..trajectory import Version
+from .group_queue import GroupQueue
+from .spec import IngestSpec
+
+Queues = Mapping[str, GroupQueue]
+
+
+class TrainAll:
+    """Every policy trains at its own pace.
+
+    Args:
+        rule: admit a task while ``any`` or only while ``all`` of the deciding policies are below their lead.
+    """
+
+    def __init__(self, rule: str):
+        self._decide = any if rule == "any" else all
+
+    def in_turn(self, model_id: str, queues: Queues) -> bool:
+        """Whether the policy may train now."""
+        return True
+
+    def may_take(self, open_tasks: int) -> bool:
+        """Whether batches are given out now."""
+        return True
+
+    def has_room(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
+        """Whether another task may be started.
+
+        Once no trained policy is left to train nothing is admitted; a job without trained policies, or one whose
+        policies warm up, is always admitted.
+        """
+        deciding = self._deciding(queues, closed_tasks)
+        if not deciding:
+            waiting = any(queue.can_train and queue.warms_up(closed_tasks) for queue in queues.values())
+            return waiting or not any(queue.trained for queue in queues.values())
+        return self._decide(queue.has_room(open_tasks) for queue in deciding)
+
+    def admitted(self) -> None:
+        """A task was started."""
+
+    def trains_at(self, model_id: str, version: Version, queues: Queues) -> None:
+        """A trainer asks for a batch with weights at ``version``."""
+
+    def _deciding(self, queues: Queues, closed_tasks: int) -> Collection[GroupQueue]:
+        return [
+            queue
+            for model_id, queue in queues.items()
+            if queue.can_train and not queue.warms_up(closed_tasks) and self.in_turn(model_id, queues)
+        ]
+
+
+class Alternate(TrainAll):
+    """One policy after the other, in the order of their registration.
+
+    Args:
+        rule: as above; only one policy decides at a time.
+        versions: how many versions a turn lasts.
+    """
+
+    def __init__(self, rule: str, versions: int):
+        super().__init__(rule)
+        self._versions = versions
+        self._holder: str | None = None
+        self._since: Version | None = None
+
+    def in_turn(self, model_id: str, queues: Queues) -> bool:
+        return model_id == self._turn(queues)
+
+    def trains_at(self, model_id: str, version: Version, queues: Queues) -> None:
+        if model_id != self._turn(queues):
+            return
+        if self._since is None or version.incarnation != self._since.incarnation:
+            self._since = version
+        elif version.number - self._since.number >= self._versions:
+            self._pass_on(queues)
+
+    def _turn(self, queues: Queues) -> str | None:
+        """The holder; a turn ends early when its holder cannot train any more."""
+        if self._holder is None or self._holder not in queues or not queues[self._holder].can_train:
+            self._pass_on(queues)
+        return self._holder
+
+    def _pass_on(self, queues: Queues) -> None:
+        order = list(queues)
+        start = order.index(self._holder) + 1 if self._holder in queues else 0
+        able = [model_id for model_id in (*order[start:], *order[:start]) if queues[model_id].can_train]
+        self._holder, self._since = (able[0] if able else None), None
+
+
+class Rounds(TrainAll):
+    """Play tasks with everybody's newest weights, train everybody, sync, repeat: nothing overlaps.
+
+    A round begins when every policy that can train has asked for a batch that it cannot get, so it has trained, and
+    published, all it could. It has as many tasks as the neediest policy misses.
+    """
+
+    def __init__(self, rule: str):
+        super().__init__(rule)
+        self._left = 0
+
+    def may_take(self, open_tasks: int) -> bool:
+        return self._left == 0 and open_tasks == 0
+
+    def has_room(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
+        deciding = self._deciding(queues, closed_tasks)
+        if not deciding:
+            return super().has_room(queues, open_tasks, closed_tasks)
+        if self._left == 0 and open_tasks == 0 and all(queue.missing is not None for queue in deciding):
+            self._left = max(math.ceil(queue.missing / max(queue.groups_per_task, 0.01)) for queue in deciding)
+            for queue in queues.values():
+                queue.missing = None
+        return self._left > 0
+
+    def admitted(self) -> None:
+        self._left = max(0, self._left - 1)
+
+
+def make_schedule(spec: IngestSpec) -> TrainAll:
+    """The schedule that ``spec`` names."""
+    if spec.schedule == "alternate":
+        return Alternate(spec.admission, spec.alternate_versions)
+    return Rounds(spec.admission) if spec.schedule == "sync" else TrainAll(spec.admission)
