@@ -25,43 +25,22 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from ...trajectory import Version
 from . import decode_attention
-from .sampling import BatchSampler, InvalidRequest, SamplingParams
+from .generation_request import GenerationRequest, QueueFull
+from .sampling import BatchSampler, InvalidRequest
 from .slot_kv_cache import SlotKVCache
 from .weights import WeightStore
 
 logger = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 4096  # of one model call, padding included
-
-
-class QueueFull(RuntimeError):
-    """More requests wait than the engine holds; nothing is wrong with this one."""
-
-
-@dataclass(eq=False)
-class GenerationRequest:
-    """One attempt at a generation, under its own ``rid``. Filled by the engine's thread."""
-
-    rid: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    on_finish: Callable[["GenerationRequest"], None]  # called once, in the engine's thread
-    on_token: Callable[["GenerationRequest"], None] | None = None  # after each token but the last
-    output_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    version: Version | None = None  # of the weights that sampled every token of this attempt
-    finish_reason: dict[str, Any] | None = None  # SGLang's: {"type": "stop" | "length" | "abort", ...}
-    error: str | None = None  # the engine failed; the request has no usable output
-    abort_wanted: bool = False
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from .hf_engine import GenerationRequest, QueueFull
+from .generation_request import GenerationRequest, QueueFull
 from .rollout_service import GenerationFailed, GenerationRejected, RolloutService, meta_info
 from .sampling import InvalidRequest, SamplingParams
 

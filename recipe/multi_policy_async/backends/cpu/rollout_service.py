@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ...trajectory import Version
-from .hf_engine import GenerationRequest, HFEngine
+from .generation_request import GenerationRequest
+from .hf_engine import HFEngine
 from .sampling import SamplingParams
 
 

@@ -23,10 +23,11 @@ import ray
 import torch
 import uvicorn
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.model import update_model_config
 from verl.workers.config import RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import TokenOutput
@@ -214,12 +215,11 @@ class HFRolloutWorker(CheckpointEngineWorker):
 def _load_engine(config: RolloutConfig, model_config: DictConfig, seed: int) -> HFEngine:
     """The engine over a model folder's weights; verl's ``load_format`` makes no difference at these sizes."""
     path = os.path.expanduser(str(model_config.path))
-    overrides = OmegaConf.to_container(OmegaConf.create(model_config.get("override_config") or {}), resolve=True)
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         path,
+        config=_hf_config(path, model_config),
         dtype=getattr(torch, config.dtype),
-        attn_implementation=overrides.get("attn_implementation", "sdpa"),
         trust_remote_code=bool(model_config.get("trust_remote_code", False)),
     )
     limit = model.config.get_text_config().max_position_embeddings
@@ -233,6 +233,17 @@ def _load_engine(config: RolloutConfig, model_config: DictConfig, seed: int) -> 
         eos_token_ids=_eos_token_ids(path, model.config),
         seed=seed,
     )
+
+
+def _hf_config(path: str, model_config: DictConfig) -> Any:
+    """The folder's config with ``override_config``, which the trainer applies too (verl/workers/config/model.py)."""
+    overrides = OmegaConf.to_container(OmegaConf.create(model_config.get("override_config") or {}), resolve=True)
+    overrides = overrides.get("model_config", overrides)
+    overrides.pop("attn_implementation", None)  # the engine brings its own
+    trusted = bool(model_config.get("trust_remote_code", False))
+    hf_config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+    update_model_config(hf_config, override_config_kwargs=overrides)
+    return hf_config
 
 
 def _eos_token_ids(path: str, model_config: Any) -> set[int]:
