@@ -129,8 +129,13 @@ class TrajectoryIngestor:
         """Wait until another task may be started; ``False`` after ``timeout_s``."""
         return await self._intake.wait_for_room(timeout_s)
 
-    async def issue(self, workflow_id: str, members: int) -> str:
+    async def issue(self, workflow_id: str, members: int, deadline_s: float | None = None) -> str:
         """Write that a workflow of a task with ``members`` workflows is started, before it is.
+
+        Args:
+            workflow_id: its derived id.
+            members: workflows of its task.
+            deadline_s: it will have ended by then; bounds how long policies hold their next version for it.
 
         Returns:
             ``"issued"``; or ``"terminal"`` if an attempt of this sample has ended already: it must not be run again.
@@ -138,7 +143,7 @@ class TrajectoryIngestor:
         Raises:
             ValueError: the id has another form, the task has another number of members, or a later attempt exists.
         """
-        return await self._intake.issue(WorkflowId.parse(workflow_id), members)
+        return await self._intake.issue(WorkflowId.parse(workflow_id), members, deadline_s)
 
     async def ingest(self, record: WorkflowRecord) -> dict[str, int]:
         """Commit a workflow's terminal record and its rows for all policies in one transaction (invariant 4).
@@ -184,6 +189,14 @@ class TrajectoryIngestor:
             ValueError: the policy is not registered.
         """
         return await self._outlet.take(model_id, groups, version, timeout_s)
+
+    async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
+        """With ``on_stale: hold``, wait until ``version`` can be published without making a group in play stale.
+
+        Returns:
+            ``False`` after ``timeout_s``: ask again. Other policies get ``True`` at once.
+        """
+        return await self._outlet.hold(model_id, version, timeout_s)
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         """The batch was trained by the step that leads to version ``step`` of ``incarnation``.

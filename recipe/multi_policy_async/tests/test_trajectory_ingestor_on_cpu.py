@@ -574,6 +574,63 @@ def test_a_trained_policy_without_a_lead_is_a_clear_error(tmp_path):
     with_ingestor(tmp_path, scenario)
 
 
-def test_holding_a_policy_back_is_refused_until_it_exists():
-    with pytest.raises(ValueError, match="on_stale: hold is not available yet"):
+def test_holding_needs_a_bound():
+    with pytest.raises(ValueError, match="on_stale: hold needs a bound"):
         queue_spec(on_stale="hold")
+
+
+async def _held(ingestor, version: int, timeout_s: float = 0.0) -> bool:
+    return not await ingestor.hold(PLANNER, Version(0, version), timeout_s)
+
+
+def test_a_policy_holds_its_next_version_until_the_group_that_would_become_stale_is_closed(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
+        await ingestor.take(PLANNER, 1, V0, 0)
+        for sample in range(2):
+            await ingestor.issue(f"e0-t0-s{sample}-a0", 2, 30.0)
+        await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", version=0)))
+        held = [await _held(ingestor, 1), await _held(ingestor, 2)]
+        holding = asyncio.create_task(ingestor.hold(PLANNER, Version(0, 2), 10))
+        await asyncio.sleep(0.01)
+        held.append(not holding.done())
+        await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0", version=1)))
+        return held, await holding, (await _model(ingestor))["held_s"] > 0
+
+    assert with_ingestor(tmp_path, scenario) == ([False, True, True], True, True)
+
+
+def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
+        await ingestor.take(PLANNER, 1, Version(0, 4), 0)
+        await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
+        return [await _held(ingestor, version) for version in (5, 6)]
+
+    assert with_ingestor(tmp_path, scenario) == [False, True]
+
+
+@pytest.mark.parametrize("deadline_s", [None, 0.05])
+def test_a_workflow_holds_nobody_after_its_deadline(tmp_path, deadline_s):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
+        await ingestor.take(PLANNER, 1, V0, 0)
+        await ingestor.issue("e0-t0-s0-a0", 1, deadline_s)
+        return await ingestor.hold(PLANNER, Version(0, 9), 10)
+
+    assert with_ingestor(tmp_path, scenario) is True
+
+
+def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
+        await ingestor.register_policy(SOLVER, queue_spec(max_staleness=0), True)
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.take(model_id, 1, V0, 0)
+        await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
+        answers = [await ingestor.hold(SOLVER, Version(0, 9), 0), await _held(ingestor, 9)]
+        await ingestor.end_of_data()
+        answers.append(await _held(ingestor, 9))
+        return answers
+
+    assert with_ingestor(tmp_path, scenario) == [True, True, False]
