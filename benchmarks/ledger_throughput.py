@@ -112,10 +112,18 @@ async def measure(folder: Path, synchronous: str, tokens: int, workflows: int) -
     pause = await watching
     await ingestor.close()
     rows = workflows * len(POLICIES)
-    return (
-        f"| {synchronous} | {tokens} | {workflows / wall:.0f} | {size / wall / 1e6:.1f} | {1e3 * cpu / workflows:.2f} | "
-        f"{1e3 * float(np.median(latencies)):.0f} | {size / rows:.0f} | {groups * MEMBERS / out:.0f} | {1e3 * pause:.0f} |"
-    )
+    cells = [
+        synchronous,
+        str(tokens),
+        f"{workflows / wall:.0f}",
+        f"{size / wall / 1e6:.1f}",
+        f"{1e3 * cpu / workflows:.2f}",
+        f"{1e3 * float(np.median(latencies)):.0f}",
+        f"{size / rows:.0f}",
+        f"{groups * MEMBERS / out:.0f}",
+        f"{1e3 * pause:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
