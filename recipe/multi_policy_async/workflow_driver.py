@@ -26,6 +26,7 @@
 
 import asyncio
 import logging
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ from .ingest.handle import TargetDiedError, call
 from .trajectory import WorkflowId
 from .workflows.base import Task, Workflow
 from .workflows.dataset import TaskSource
-from .workflows.episode import Ended, EpisodeRunner, GatewayControl
+from .workflows.episode import Ended, EpisodeRunner, Evaluated, GatewayControl
+from .workflows.evaluation import EvaluationReport, summarize
 from .workflows.failures import describe
 from .workflows.spec import WorkflowSpec
 from .workflows.task_plan import plan_tasks
@@ -63,6 +65,7 @@ class WorkflowDriver:
         tasks: the dataset.
         gateway: control client.
         ingestor: the trajectory ingestor or its actor handle.
+        eval_tasks: what ``evaluate`` plays.
         run_dir: where episodes are written; ``None``: nowhere.
         shuffle: shuffle tasks within each epoch.
         seed: of the shuffling.
@@ -79,6 +82,7 @@ class WorkflowDriver:
         gateway: GatewayControl,
         ingestor: Any,
         *,
+        eval_tasks: TaskSource | None = None,
         run_dir: Path | None = None,
         shuffle: bool,
         seed: int,
@@ -87,13 +91,18 @@ class WorkflowDriver:
         poll_s: float = 5.0,
     ):
         self._spec = spec
-        self._workflow = workflow
         self._tasks = tasks
-        self._gateway = gateway
         self._ingestor = ingestor
+        self._eval_tasks = eval_tasks
         self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
         self._poll_s = poll_s
-        self._transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
+        transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
+        self._http = httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=spec.max_concurrent),
+            event_hooks={"response": [transcripts.on_response]},
+            trust_env=False,  # no proxies: the gateway is on this host or in this cluster
+        )
+        self._runner = EpisodeRunner(workflow, spec, gateway, ingestor, self._http, transcripts)
         self._slots = asyncio.Semaphore(spec.max_concurrent)
         self._episodes: set[asyncio.Task] = set()
         self._wake = asyncio.Event()  # an episode ended, or draining began
@@ -116,19 +125,12 @@ class WorkflowDriver:
         Raises:
             DriverError: too many workflows failed in a row, or a part it needs is gone. The ingestor was told.
         """
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._spec.max_concurrent)
-        hooks = {"response": [self._transcripts.on_response]}
         try:
-            # No proxies from the environment: the gateway is on this host or in this cluster.
-            async with httpx.AsyncClient(limits=limits, event_hooks=hooks, trust_env=False) as http:
-                runner = EpisodeRunner(
-                    self._workflow, self._spec, self._gateway, self._ingestor, http, self._transcripts
-                )
-                try:
-                    await self._produce(runner)
-                    await self._wait_until(lambda: not self._episodes, "finishing")
-                finally:
-                    await self._cancel_episodes()
+            try:
+                await self._produce()
+                await self._wait_until(lambda: not self._episodes, "finishing")
+            finally:
+                await self._cancel_episodes()
             await call(self._ingestor, "end_of_data")
         except asyncio.CancelledError:
             raise
@@ -138,6 +140,24 @@ class WorkflowDriver:
             await self._report_death(cause)
             raise DriverError(cause) from error
         self._state = "ended"
+
+    async def evaluate(self) -> EvaluationReport:
+        """Play every evaluation task once, beside training or before it; nothing of it enters the ledger.
+
+        Raises:
+            ValueError: the driver has no evaluation tasks.
+            InfrastructureError: the gateway is gone.
+        """
+        tasks = self._eval_tasks
+        if tasks is None:
+            raise ValueError("there is nothing to evaluate on: data.val_files names no file")
+        name = f"eval-{uuid.uuid4().hex[:12]}"
+
+        async def one(index: int) -> Evaluated:
+            async with self._slots:
+                return await self._runner.evaluate(f"{name}-t{index}", tasks[index])
+
+        return summarize(await asyncio.gather(*(one(index) for index in range(len(tasks)))))
 
     async def drain(self) -> None:
         """Start no more tasks; the running ones go on, up to their deadlines."""
@@ -152,6 +172,7 @@ class WorkflowDriver:
         except TargetDiedError as error:
             logger.info("stopping without an ingestor: %s", error)
         await self._cancel_episodes()
+        await self._http.aclose()
 
     async def stats(self) -> dict[str, Any]:
         """Numbers for the pipeline line. ``score_mean`` is over the last 256 workflows that ended well."""
@@ -170,10 +191,10 @@ class WorkflowDriver:
             "last_error": self._last_error,
         }
 
-    async def _produce(self, runner: EpisodeRunner) -> None:
+    async def _produce(self) -> None:
         for ids, members in (await call(self._ingestor, "unfinished")).values():
             logger.info("task %s is taken up again: %s", WorkflowId.parse(ids[0]).task_key, ", ".join(ids))
-            self._start(runner, [WorkflowId.parse(text) for text in ids], members)
+            self._start([WorkflowId.parse(text) for text in ids], members)
         started = await call(self._ingestor, "issued_tasks")
         for epoch, task in plan_tasks(len(self._tasks), started=started, **self._plan):
             await self._wait_until(
@@ -184,7 +205,7 @@ class WorkflowDriver:
             self._epoch = epoch
             self._tasks_started += 1
             ids = [WorkflowId(epoch, task, sample) for sample in range(self._spec.n)]
-            self._start(runner, ids, self._spec.n)
+            self._start(ids, self._spec.n)
 
     async def _admit(self, epoch: int, task: int) -> bool:
         """Wait for room in training; ``False`` once draining."""
@@ -196,20 +217,20 @@ class WorkflowDriver:
             self._state = "waiting for training"
         return False
 
-    def _start(self, runner: EpisodeRunner, ids: Sequence[WorkflowId], members: int) -> None:
+    def _start(self, ids: Sequence[WorkflowId], members: int) -> None:
         if ids[0].task >= len(self._tasks):
             raise DriverError(f"task {ids[0].task} of the ledger is not in the dataset of {len(self._tasks)} rows")
         task = self._tasks[ids[0].task]
         for workflow_id in ids:
-            episode = asyncio.ensure_future(self._episode(runner, workflow_id, members, task))
+            episode = asyncio.ensure_future(self._episode(workflow_id, members, task))
             self._episodes.add(episode)
             episode.add_done_callback(self._on_episode_end)
 
-    async def _episode(self, runner: EpisodeRunner, workflow_id: WorkflowId, members: int, task: Task) -> None:
+    async def _episode(self, workflow_id: WorkflowId, members: int, task: Task) -> None:
         async with self._slots:
             self._running += 1
             try:
-                ended = await runner.run(workflow_id, members, task)
+                ended = await self._runner.run(workflow_id, members, task)
             finally:
                 self._running -= 1
         self._count(ended)

@@ -85,5 +85,6 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "lead_groups": queue.lead(len(tasks)),
         "max_lead_groups": queue.spec.max_lead_groups,
         "groups_per_task": queue.groups_per_task,
+        "held_s": queue.held_s,
         "state": queue.state,
     }

@@ -81,6 +81,10 @@ class BatchSource(Protocol):
         """Wait until what was reported about batches is committed."""
         ...
 
+    async def hold(self, version: Version) -> None:
+        """Wait until ``version`` may be published."""
+        ...
+
 
 class IngestBatchSource:
     """Takes batches from the trajectory ingestor.
@@ -144,6 +148,11 @@ class IngestBatchSource:
         report, self._report = self._report, None
         if report is not None:
             await report
+
+    async def hold(self, version: Version) -> None:
+        """Wait until ``version`` may be published; see ``TrajectoryIngestor.hold``."""
+        while not await call(self._ingestor, "hold", self.model_id, version, self._poll_s):
+            pass
 
     def _send(self, method: str, *args: Any) -> None:
         assert self._batch_id is not None, f"{method} without a batch"

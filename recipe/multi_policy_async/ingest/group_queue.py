@@ -68,7 +68,8 @@ class GroupQueue:
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
-        self._version: Version | None = None
+        self.version: Version | None = None  # of the trainer's newest take
+        self.held_s = 0.0
         self._consumed_in_version = 0
         self._batches = 0
 
@@ -171,12 +172,12 @@ class GroupQueue:
 
     def moves(self, version: Version) -> bool:
         """Whether taking at ``version`` tells that a new version is served."""
-        return self._version is None or version > self._version
+        return self.version is None or version > self.version
 
     def apply_take(self, plan: TakePlan, target: int, version: Version) -> str:
         """Move the ready groups to taken; returns the batch id."""
         if self.moves(version):
-            self._version, self._consumed_in_version = version, 0
+            self.version, self._consumed_in_version = version, 0
         self.discard([group for groups in plan.drops.values() for group in groups])
         if not plan.ready:
             self.missing = plan.missing or self.missing

@@ -100,6 +100,10 @@ class OpenGroups:
     def row_ids(self, model_id: str) -> list[int]:
         return [row.row_id for group in self._groups.values() if group.model_id == model_id for row in group.rows]
 
+    def oldest(self, model_id: str) -> list[int]:
+        """Oldest version number of each group of a policy."""
+        return [min(row.oldest for row in group.rows) for group in self._groups.values() if group.model_id == model_id]
+
     def close(self, now: float) -> list[QueuedGroup]:
         return [
             QueuedGroup(group_id, model_id, group.agent_id, group.rows, now)

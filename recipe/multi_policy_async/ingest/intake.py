@@ -20,6 +20,7 @@ from ..trajectory import WorkflowId, WorkflowRecord
 from .arrival import Arrival, check_record, plan_arrival
 from .digest import record_digest
 from .groups import OpenTask
+from .holding import InFlight
 from .ledger import ISSUED
 from .ledger_schema import SUPERSEDED
 from .row_codec import encode_arrays
@@ -55,7 +56,7 @@ class Intake:
         await state.serial.exclusively(write())
         return True
 
-    async def issue(self, workflow_id: WorkflowId, members: int) -> str:
+    async def issue(self, workflow_id: WorkflowId, members: int, deadline_s: float | None) -> str:
         state = self._state
 
         async def write() -> str:
@@ -63,9 +64,13 @@ class Intake:
             if answer == ISSUED:
                 place = (workflow_id.task_key, workflow_id.sample)
                 state.open.setdefault(workflow_id.task_key, OpenTask(members))
-                for earlier in [known for known, its_place in state.in_flight.items() if its_place == place]:
+                for earlier in [known for known, its in state.in_flight.items() if its.place == place]:
                     del state.in_flight[earlier]
-                state.in_flight[str(workflow_id)] = place
+                state.in_flight[str(workflow_id)] = InFlight(
+                    *place,
+                    deadline=None if deadline_s is None else state.clock() + deadline_s,
+                    versions={m: queue.version.number for m, queue in state.queues.items() if queue.version},
+                )
             return answer
 
         return await state.serial.exclusively(write())
@@ -100,7 +105,7 @@ class Intake:
 
     async def _commit(self, record: WorkflowRecord, bodies: list[bytes], digest: bytes) -> dict[str, int]:
         state = self._state
-        key, sample = state.in_flight[record.workflow_id]
+        key, sample = state.in_flight[record.workflow_id].place
         task = state.open[key]
         arrival = plan_arrival(
             record,
@@ -129,7 +134,7 @@ class Intake:
             state.next_close += 1
             del state.open[key]
             self._apply_close(arrival)
-            state.changes.notify()
+        state.changes.notify()
         return commit.answer
 
     def _apply_close(self, arrival: Arrival) -> None:

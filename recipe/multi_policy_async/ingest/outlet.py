@@ -21,11 +21,14 @@ from ..trajectory import Version
 from .batch_source import End, Group, ProducerDied, TakenBatch
 from .group_queue import GroupQueue, TakePlan
 from .groups import row_ids
+from .holding import holds
 from .ledger import FateChange
 from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
+
+_DEADLINE_CHECK_S = 0.5
 
 
 class Outlet:
@@ -65,6 +68,20 @@ class Outlet:
             if left <= 0:
                 return None
             await state.changes.wait(changed, left if retry_in_s is None else min(left, retry_in_s))
+
+    async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
+        state = self._state
+        started = now = state.clock()
+        queue = state.queue(model_id)
+        while holds(queue, version, state.open, state.in_flight, now) and state.end is None:
+            left = started + timeout_s - now
+            if left <= 0:
+                break
+            # Deadlines pass without an event.
+            await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
+            now = state.clock()
+        queue.held_s += now - started
+        return not holds(queue, version, state.open, state.in_flight, now) or state.end is not None
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         state, queue = self._state, self._state.queue(model_id)

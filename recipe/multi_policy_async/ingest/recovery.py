@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 
 from ..trajectory import WorkflowId
 from .groups import OpenTask, QueuedGroup, RowRef
+from .holding import InFlight
 from .ledger import WaitingRow
 
 
@@ -50,10 +51,10 @@ def _ref(row: WaitingRow) -> RowRef:
 
 
 def unfinished(
-    open_tasks: Mapping[str, OpenTask], in_flight: Mapping[str, tuple[str, int]]
+    open_tasks: Mapping[str, OpenTask], in_flight: Mapping[str, InFlight]
 ) -> dict[str, tuple[list[str], int]]:
     """Per open task the ids of the workflows to start, as new attempts where there was one, and its members."""
-    attempts = {place: WorkflowId.parse(workflow_id).attempt + 1 for workflow_id, place in in_flight.items()}
+    attempts = {known.place: WorkflowId.parse(name).attempt + 1 for name, known in in_flight.items()}
     work = {}
     for key, task in open_tasks.items():
         first = WorkflowId.parse(f"{key}-s0-a0")

@@ -56,6 +56,7 @@ class QueueSpec(_Spec):
     max_staleness: int | None = Field(ge=0)
     """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
     on_stale: Literal["drop", "hold"]
+    """``drop`` stale groups; ``hold``: also wait with a version that would make a group in play stale (holding.py)."""
     start_after_tasks: int = Field(ge=0)
     """The policy begins to train when so many tasks are over."""
     min_group_size: int = Field(ge=1)
@@ -68,9 +69,9 @@ class QueueSpec(_Spec):
     coalesce_s: float = Field(ge=0)
 
     @model_validator(mode="after")
-    def _only_what_is_built(self) -> "QueueSpec":
-        if self.on_stale == "hold":
-            raise ValueError("on_stale: hold is not available yet; use on_stale: drop")
+    def _fits_together(self) -> "QueueSpec":
+        if self.on_stale == "hold" and self.max_staleness is None:
+            raise ValueError("on_stale: hold needs a bound: set max_staleness")
         if self.min_batch_groups and self.max_batch_groups and self.min_batch_groups > self.max_batch_groups:
             raise ValueError(
                 f"min_batch_groups {self.min_batch_groups} is above max_batch_groups {self.max_batch_groups}"

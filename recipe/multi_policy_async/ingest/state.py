@@ -26,6 +26,7 @@ from .accounts import Account
 from .batch_source import End, ProducerDied
 from .group_queue import GroupQueue
 from .groups import OpenTask
+from .holding import InFlight
 from .ledger import Ledger
 from .schedule import make_schedule
 from .serial import Broadcast, Serial
@@ -54,7 +55,7 @@ class IngestState:
         recovered = self.ledger.recover()
         self.next_row_id = recovered.next_row_id
         self.next_close = recovered.next_close
-        self.in_flight = recovered.in_flight
+        self.in_flight = {name: InFlight(*place) for name, place in recovered.in_flight.items()}
         self.open = {
             key: OpenTask(members, recovered.terminal_samples.get(key, set()))
             for key, members in recovered.open_tasks.items()

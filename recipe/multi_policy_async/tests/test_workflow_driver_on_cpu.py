@@ -75,6 +75,8 @@ def workflow_spec(**changes: Any) -> WorkflowSpec:
         "max_attempts": 3,
         "retry_wait_s": 0.001,
         "max_failures_in_a_row": None,
+        "team_share": 0.0,
+        "eval_sampling": {},
         "dump_every": 0,
     }
     return WorkflowSpec(**(values | changes))
@@ -110,6 +112,7 @@ class Job:
             Tasks(tasks),
             self.gateway,
             self.reach_ingestor,
+            eval_tasks=Tasks(4),
             run_dir=path,
             shuffle=True,
             seed=7,
@@ -385,3 +388,54 @@ def test_some_episodes_are_written_down(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert len(lines) == 2
     assert lines[0]["question"].startswith("question") and lines[0]["score"] == 1.0
+
+
+def test_an_evaluation_is_one_score_of_the_team_in_which_failures_count_and_the_ledger_sees_nothing(tmp_path):
+    script = {0: [{"planner": 1.0, "solver": 0.5}], 1: [RuntimeError("no plan")], 2: [1.0], 3: [0.25]}
+    job = Job(tmp_path, Scripted(script), tasks=1)
+
+    async def scenario():
+        report = await job.driver.evaluate()
+        return report, await job.ingestor.stats(), await job.ingestor.workflow_stats()
+
+    report, stats, workflows = play(job, scenario)
+    assert (report.tasks, report.failed, report.score) == (4, 1, (0.75 + 0 + 1 + 0.25) / 4)
+    assert report.rewards == {"planner": 1.0, "solver": 0.5} and report.last_error == "RuntimeError: no plan"
+    assert (report.first[PLANNER], report.last[PLANNER]) == (Version(0, 2), Version(1, 3))
+    assert stats[PLANNER]["accepted"] == 0 and workflows["open_tasks"] == 0
+
+
+def test_an_evaluation_goes_on_beside_production_and_shares_its_slots(tmp_path):
+    workflow = Scripted()
+    job = Job(tmp_path, workflow, tasks=6, n=2, max_concurrent=3)
+
+    async def scenario():
+        _, first, second = await asyncio.gather(job.driver.run(), job.driver.evaluate(), job.driver.evaluate())
+        return first, second, await job.endings()
+
+    first, second, endings = play(job, scenario)
+    assert (first.tasks, second.tasks, endings) == (4, 4, {"ok": 12}) and workflow.most_running == 3
+
+
+def test_without_evaluation_tasks_that_is_said(tmp_path):
+    job = Job(tmp_path, Scripted())
+    job.driver._eval_tasks = None
+    with pytest.raises(ValueError, match="data.val_files names no file"):
+        play(job, job.driver.evaluate)
+
+
+def test_agents_share_the_teams_score_as_configured(tmp_path):
+    job = Job(tmp_path, Scripted({0: [{"planner": 0.0, "solver": 1.0}]}), tasks=1, team_share={"planner": 0.5})
+
+    async def scenario():
+        await job.driver.run()
+        batches = [await job.ingestor.take(m, 1, Version(0, 0), 1) for m in (PLANNER, SOLVER)]
+        return [batch.groups[0].trajectories[0].reward for batch in batches], (await job.driver.stats())["score_mean"]
+
+    assert play(job, scenario) == ([0.25, 1.0], 0.5)
+
+
+@pytest.mark.parametrize("share", [1.5, -0.1, {"planner": 2.0}])
+def test_a_share_outside_zero_and_one_is_refused(share):
+    with pytest.raises(ValueError, match="team_share must lie between 0 and 1"):
+        workflow_spec(team_share=share)

@@ -97,6 +97,23 @@ class Workflow(Protocol):
         ...
 
 
+def mix_team_score(outcome: Outcome, team_share: float | Mapping[str, float]) -> Outcome:
+    """Give each agent ``share * score + (1 - share) * its own reward``; one reward for all agents stays as it is.
+
+    Args:
+        outcome: as ``as_outcome`` made it.
+        team_share: one share for all agents, or shares by agent id (others: 0).
+    """
+    if not isinstance(outcome.rewards, Mapping) or outcome.score is None:
+        return outcome
+    shares = team_share if isinstance(team_share, Mapping) else dict.fromkeys(outcome.rewards, team_share)
+    rewards = {
+        name: shares.get(name, 0.0) * outcome.score + (1 - shares.get(name, 0.0)) * reward
+        for name, reward in outcome.rewards.items()
+    }
+    return Outcome(rewards, outcome.score, outcome.info)
+
+
 def as_outcome(result: Any) -> Outcome:
     """What ``run`` returned, in one form.
 

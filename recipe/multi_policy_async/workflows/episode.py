@@ -31,7 +31,7 @@ from ..ingest.handle import call
 from ..ingest.ledger import TERMINAL
 from ..trajectory import WorkflowId, WorkflowRecord
 from .agents import Agents
-from .base import Outcome, Task, Workflow, as_outcome
+from .base import Outcome, Task, Workflow, as_outcome, mix_team_score
 from .failures import InfrastructureError, describe, is_infrastructure, is_refusal, status_code
 from .spec import WorkflowSpec
 from .transcript import Transcripts
@@ -71,6 +71,15 @@ class Ended:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """A task played for its score: no outcome if it failed; versions as ``{model id: (oldest, newest)}`` texts."""
+
+    outcome: Outcome | None
+    error: str | None
+    versions: Mapping[str, tuple[str, str]]
+
+
 class EpisodeRunner:
     """Runs workflows one at a time per call; many calls may run together.
 
@@ -98,6 +107,7 @@ class EpisodeRunner:
         self._ingestor = ingestor
         self._http = http
         self._transcripts = transcripts
+        self._deadline_s = spec.timeout_s + _CANCEL_GRACE_S
 
     async def run(self, first: WorkflowId, members: int, task: Task) -> Ended:
         """Bring one member of a task to its terminal record.
@@ -116,7 +126,7 @@ class EpisodeRunner:
         try:
             for retry in range(self._spec.max_attempts):
                 workflow_id = first._replace(attempt=first.attempt + retry)
-                if await call(self._ingestor, "issue", str(workflow_id), members) == TERMINAL:
+                if await call(self._ingestor, "issue", str(workflow_id), members, self._deadline_s) == TERMINAL:
                     return Ended("before", attempts=retry + 1)
                 if retry:  # only now: an abort must not become the terminal record of the attempt before
                     await self._give_up(workflow_id._replace(attempt=workflow_id.attempt - 1))
@@ -130,6 +140,23 @@ class EpisodeRunner:
             await self.abort(workflow_id, "the driver was stopped")
             raise
         return await self.abort(workflow_id, str(error), attempts=self._spec.max_attempts, started=started)
+
+    async def evaluate(self, workflow_id: str, task: Task) -> Evaluated:
+        """Play a task for its score only: its calls never enter the ledger, and it is not tried again.
+
+        Args:
+            workflow_id: unlike any training workflow's.
+            task: the task.
+        """
+        endpoints = await self._control("create_workflow", workflow_id, purpose="eval")
+        try:
+            outcome, error = await self._play(endpoints, task, self._spec.eval_sampling)
+        except InfrastructureError as failure:
+            outcome, error = None, str(failure)
+        status = "failed" if outcome is None else "ok"
+        rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
+        answer = await self._control("finalize", workflow_id, status=status, rewards=rewards, score=score, error=error)
+        return Evaluated(outcome, error, answer.get("version_vector") or {})
 
     async def abort(
         self, workflow_id: WorkflowId, error: str, *, attempts: int = 1, started: float | None = None
@@ -151,7 +178,7 @@ class EpisodeRunner:
         token = urlsplit(next(iter(endpoints.values())).openai_base_url).path.split("/")[2]
         watched = self._transcripts.watch(token)
         try:
-            outcome, error = await self._play(endpoints, task)
+            outcome, error = await self._play(endpoints, task, {})
             status = "failed" if outcome is None else "ok"
             answer, status, error = await self._finalize(workflow_id, status, outcome, error)
         except BaseException:
@@ -176,9 +203,11 @@ class EpisodeRunner:
             )
         return ended
 
-    async def _play(self, endpoints: Mapping[str, AgentEndpoints], task: Task) -> tuple[Outcome | None, str | None]:
+    async def _play(
+        self, endpoints: Mapping[str, AgentEndpoints], task: Task, settings: Mapping[str, Any]
+    ) -> tuple[Outcome | None, str | None]:
         """The user's code up to its deadline: an outcome, or what went wrong in it."""
-        agents = Agents(endpoints, self._http, self._spec.timeout_s)
+        agents = Agents(endpoints, self._http, self._spec.timeout_s, settings)
         playing = asyncio.ensure_future(self._run_user_code(task, agents))
         try:
             done, _ = await asyncio.wait({playing}, timeout=self._spec.timeout_s)
@@ -195,7 +224,7 @@ class EpisodeRunner:
             logger.info("workflow of task %d failed", task.index, exc_info=failure)
             return None, describe(failure)
         try:
-            return as_outcome(playing.result()), None
+            return mix_team_score(as_outcome(playing.result()), self._spec.team_share), None
         except ValueError as error:
             return None, describe(error)
 
@@ -223,7 +252,7 @@ class EpisodeRunner:
         answer = await self._control("finalize", workflow_id, status="failed", rewards=None, score=None, error=error)
         return answer, "failed", error
 
-    async def _control(self, method: str, workflow_id: WorkflowId, **settings: Any) -> Any:
+    async def _control(self, method: str, workflow_id: WorkflowId | str, **settings: Any) -> Any:
         """A control call, repeated while the gateway is not there.
 
         Raises:

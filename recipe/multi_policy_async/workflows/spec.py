@@ -15,7 +15,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class WorkflowSpec(BaseModel):
@@ -41,5 +41,17 @@ class WorkflowSpec(BaseModel):
     """Wait before the second attempt; doubled each time."""
     max_failures_in_a_row: int | None = Field(ge=1)
     """So many workflows ended without one that went well: the driver gives up, naming the last cause."""
+    team_share: float | dict[str, float]
+    """Share of the team's score in an agent's reward where a workflow gives rewards by agent: one number for all
+    agents, or numbers by agent id."""
+    eval_sampling: dict[str, Any]
+    """Settings of ``agent.chat`` in evaluation, such as ``temperature``; what a workflow passes itself wins."""
     dump_every: int = Field(ge=0)
     """Write every so many-th episode to the run directory; 0: none."""
+
+    @model_validator(mode="after")
+    def _shares_are_shares(self) -> "WorkflowSpec":
+        shares = self.team_share.values() if isinstance(self.team_share, dict) else [self.team_share]
+        if not all(0 <= share <= 1 for share in shares):
+            raise ValueError(f"team_share must lie between 0 and 1, not {self.team_share}")
+        return self

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from recipe.multi_policy_async.gateway.client import AgentEndpoints
-from recipe.multi_policy_async.tests.fakes.workflow_records import record, trajectory
+from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, record, trajectory
 from recipe.multi_policy_async.trajectory import WorkflowRecord
 
 URL = "http://127.0.0.1:9"
@@ -53,6 +53,7 @@ class FakeGatewayControl:
         self._sink = sink
         self._models = models
         self._version = version
+        self.purposes: dict[str, str] = {}
         self.created: list[str] = []
         self.finalized: list[tuple[str, str]] = []
         self.aborted: list[str] = []
@@ -66,6 +67,7 @@ class FakeGatewayControl:
     async def create_workflow(self, workflow_id: str, *, purpose: str) -> Mapping[str, AgentEndpoints]:
         await asyncio.sleep(0)
         self._maybe_fail("create_workflow")
+        self.purposes[workflow_id] = purpose
         self.created.append(workflow_id)
         url = f"{URL}/w/{workflow_id}/agents"
         return {
@@ -78,6 +80,8 @@ class FakeGatewayControl:
     ) -> Mapping[str, Any]:
         await asyncio.sleep(0)
         self._maybe_fail("finalize")
+        if self.purposes[workflow_id] == "eval":
+            return {"workflow_id": workflow_id, "status": status, "version_vector": {PLANNER: ["0.2", "1.3"]}}
         rows = [] if rewards is None and status == "ok" else self._rows(workflow_id, rewards)
         accepted = await self._sink(record(workflow_id, *rows, status=status, score=score, error=error))
         self.finalized.append((workflow_id, status))

@@ -1,0 +1,65 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``on_stale: hold``: a policy waits with its next version while that would make a group that is being played stale.
+
+A group of an open task cannot be trained before its last workflow has ended. If the policy published meanwhile, the
+group could pass ``max_staleness`` and all of it would be dropped, the longest workflows first. Holding is bounded: a
+task holds nobody once the deadlines of its running workflows have passed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..trajectory import Version
+from .group_queue import GroupQueue
+from .groups import OpenTask
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A workflow without a terminal record."""
+
+    task_key: str
+    sample: int
+    deadline: float | None = None  # monotonic seconds; None: unknown, it holds nobody
+    versions: Mapping[str, int] = field(default_factory=dict)  # version numbers by policy when it was issued
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.task_key, self.sample
+
+
+def holds(
+    queue: GroupQueue,
+    version: Version,
+    open_tasks: Mapping[str, OpenTask],
+    in_flight: Mapping[str, InFlight],
+    now: float,
+) -> bool:
+    """Whether publishing ``version`` now would make a group of an open task stale.
+
+    A running workflow counts with the version served when it was issued, the oldest that it can have sampled.
+    """
+    bound = queue.spec.max_staleness
+    if queue.spec.on_stale != "hold" or bound is None or queue.retired:
+        return False
+    oldest: dict[str, int] = {}
+    for workflow in in_flight.values():
+        if workflow.deadline is None or workflow.deadline <= now:
+            continue
+        numbers = [number for number in (workflow.versions.get(queue.model_id),) if number is not None]
+        numbers += open_tasks[workflow.task_key].groups.oldest(queue.model_id)
+        if numbers:
+            oldest[workflow.task_key] = min(numbers)
+    return any(version.number - number > bound for number in oldest.values())
