@@ -26,6 +26,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _SCORE_WINDOW = 256  # episodes in the running means
 _ADMIT_POLL_S = 1.0  # how late draining may be noticed
+_MAX_OUTAGE_WAIT_S = 30.0  # before another task while workflows are aborted
 _STOP_S = 15.0  # for cancelled episodes to write their terminal records
 
 
@@ -116,6 +118,8 @@ class WorkflowDriver:
         self._epoch = 0
         self._last_error: str | None = None
         self._failures_in_a_row = 0
+        self._outages_in_a_row = 0
+        self._went_well_at = time.monotonic()
         self._scores: deque[float] = deque(maxlen=_SCORE_WINDOW)
         self._seconds: deque[float] = deque(maxlen=_SCORE_WINDOW)
 
@@ -209,6 +213,9 @@ class WorkflowDriver:
 
     async def _admit(self, epoch: int, task: int) -> bool:
         """Wait for room in training; ``False`` once draining."""
+        if self._outages_in_a_row:  # else an outage would use up the dataset
+            wait_s = self._spec.retry_wait_s * 2 ** min(self._outages_in_a_row, 10)
+            await self._wait_until(lambda: self._draining, "waiting after an outage", min(wait_s, _MAX_OUTAGE_WAIT_S))
         while not self._draining:
             self._check()
             if await call(self._ingestor, "admit", epoch, task, self._spec.n, min(self._poll_s, _ADMIT_POLL_S)):
@@ -239,16 +246,23 @@ class WorkflowDriver:
         self._endings[ended.status] += 1
         self._retried += ended.attempts - 1
         if ended.status in ("ok", "no_calls"):
-            self._failures_in_a_row = 0
+            self._failures_in_a_row = self._outages_in_a_row = 0
+            self._went_well_at = time.monotonic()
             self._seconds.append(ended.seconds)
             if ended.score is not None:
                 self._scores.append(ended.score)
-        elif ended.status in ("failed", "aborted"):
+        elif ended.status == "failed":
             self._last_error = ended.error
             self._failures_in_a_row += 1
             most = self._spec.max_failures_in_a_row
             if most is not None and self._failures_in_a_row >= most:
-                raise DriverError(f"workflow driver: {most} workflows in a row did not end well; last: {ended.error}")
+                raise DriverError(f"workflow driver: {most} workflows in a row failed; last: {ended.error}")
+        elif ended.status == "aborted":
+            self._last_error = ended.error
+            self._outages_in_a_row += 1
+            outage = time.monotonic() - self._went_well_at
+            if outage > self._spec.max_outage_s:
+                raise DriverError(f"workflow driver: no workflow ended well for {outage:.0f} s; last: {ended.error}")
 
     def _on_episode_end(self, episode: asyncio.Task) -> None:
         self._episodes.discard(episode)
@@ -256,15 +270,19 @@ class WorkflowDriver:
             self._failure = self._failure or episode.exception()
         self._wake.set()
 
-    async def _wait_until(self, condition: Callable[[], bool], state: str) -> None:
-        """Wait for episodes to end; a silently dead one becomes a crash of the driver."""
+    async def _wait_until(self, condition: Callable[[], bool], state: str, timeout_s: float | None = None) -> None:
+        """Wait while episodes end, up to ``timeout_s``; a silently dead one becomes a crash of the driver."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._wake.clear()
             self._check()
             if condition():
                 return
             self._state = state
-            await self._wake.wait()
+            try:
+                await asyncio.wait_for(self._wake.wait(), None if deadline is None else deadline - time.monotonic())
+            except TimeoutError:
+                return
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -15,6 +15,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def workflow_spec(**changes: Any) -> WorkflowSpec:
         "max_attempts": 3,
         "retry_wait_s": 0.001,
         "max_failures_in_a_row": None,
+        "max_outage_s": 60.0,
         "team_share": 0.0,
         "eval_sampling": {},
         "dump_every": 0,
@@ -340,12 +342,37 @@ def test_too_many_failures_in_a_row_end_the_driver_and_reach_the_trainers_with_t
     job = Job(tmp_path, Scripted({t: [RuntimeError("bug")] for t in range(50)}), tasks=50, max_failures_in_a_row=6)
 
     async def scenario():
-        with pytest.raises(DriverError, match="6 workflows in a row.*RuntimeError: bug"):
+        with pytest.raises(DriverError, match="6 workflows in a row failed.*RuntimeError: bug"):
             await job.driver.run()
         return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
 
     answer = play(job, scenario)
     assert isinstance(answer, ProducerDied) and "bug" in answer.cause
+
+
+def test_an_outage_starts_fewer_and_fewer_tasks_and_is_over_when_one_ends_well(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=40, n=1, max_attempts=1, retry_wait_s=0.02, max_concurrent=1)
+    job.gateway.errors["create_workflow"] = [http_error(503)] * 12  # four workflows, each asks three times
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings()
+
+    started = time.monotonic()
+    assert play(job, scenario) == {"aborted": 4, "ok": 36}
+    assert time.monotonic() - started > 0.02 * (2 + 4 + 8 + 16), "it waited"
+
+
+def test_an_outage_that_does_not_end_ends_the_driver(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=40, n=1, max_attempts=1, max_outage_s=0.1)
+    job.gateway.errors["create_workflow"] = [http_error(503)] * 1000
+
+    async def scenario():
+        with pytest.raises(DriverError, match="no workflow ended well for .* s; last: gateway, create_workflow.*503"):
+            await job.driver.run()
+        return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
+
+    assert isinstance(play(job, scenario), ProducerDied)
 
 
 def test_a_bug_inside_the_driver_reaches_the_trainers(tmp_path):

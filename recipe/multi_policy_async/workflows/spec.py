@@ -40,7 +40,9 @@ class WorkflowSpec(BaseModel):
     retry_wait_s: float = Field(ge=0)
     """Wait before the second attempt; doubled each time."""
     max_failures_in_a_row: int | None = Field(ge=1)
-    """So many workflows ended without one that went well: the driver gives up, naming the last cause."""
+    """So many workflows failed by their own fault without one that went well: the driver gives up, naming the cause."""
+    max_outage_s: float = Field(gt=0)
+    """So long no workflow could end well because the gateway or a policy was not there: the driver gives up."""
     team_share: float | dict[str, float]
     """Share of the team's score in an agent's reward where a workflow gives rewards by agent: one number for all
     agents, or numbers by agent id."""
