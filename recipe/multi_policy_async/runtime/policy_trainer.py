@@ -197,6 +197,7 @@ class PolicyTrainer(trainer_base_class()):
             self.current_param_version += 1
             super()._fit_log_aggregated_training_metrics(await self._fit_update_weights())
         self._fit_save_checkpoint(force=True)
+        await self._source.flush()
         self.logger.finish()
 
     async def _get_samples_from_queue(self):
@@ -234,6 +235,14 @@ class PolicyTrainer(trainer_base_class()):
         super()._fit_update_local_step()
         if self.local_trigger_step == 1:
             self._on_phase("sync", self.current_param_version)
+
+    async def _fit_update_weights(self) -> dict | None:
+        """Upstream publishes at the end of a cycle; before that, ours makes sure that the ledger knows what the weights
+        have seen (invariant 2), and waits while open groups would become stale where ``on_stale`` is ``hold``."""
+        if self.local_trigger_step == 1:
+            await self._source.flush()
+            await self._source.hold(Version(self.incarnation, self.current_param_version))
+        return await super()._fit_update_weights()
 
     def _abandon_step(self, error: NonFiniteStepError) -> None:
         self._source.drop("non_finite")

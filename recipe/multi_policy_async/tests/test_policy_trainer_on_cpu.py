@@ -46,6 +46,9 @@ class FakeSource:
     def drop(self, reason: str) -> None:
         self.dropped.append(reason)
 
+    async def flush(self) -> None:
+        self.committed = list(self.consumed)
+
 
 class ScriptedTrainer(PolicyTrainer):
     """A PolicyTrainer whose steps are scripted losses instead of training; ``None`` ends the data."""
@@ -98,6 +101,12 @@ def test_rows_are_marked_with_the_version_that_first_holds_them():
     trainer = ScriptedTrainer([0.1] * 4, target=2, trigger=2)
     asyncio.run(trainer.fit())
     assert trainer._source.consumed == [Version(2, 1), Version(2, 1), Version(2, 2), Version(2, 2)]
+
+
+def test_rows_are_committed_as_consumed_before_training_ends():
+    trainer = ScriptedTrainer([0.1, 0.1], target=None, trigger=1)
+    asyncio.run(trainer.fit())
+    assert trainer._source.committed == [Version(2, 1), Version(2, 2)]
 
 
 def test_the_end_of_the_data_closes_an_open_cycle_as_a_version():

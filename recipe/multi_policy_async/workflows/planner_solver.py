@@ -32,6 +32,8 @@ class PlannerSolver:
     Agents: ``planner``, ``solver``.
     """
 
+    agents: tuple[str, ...] = ("planner", "solver")
+
     def __init__(self, planner_prompt: str = "{question}", solver_prompt: str = "{plan}"):
         self._planner_prompt = planner_prompt
         self._solver_prompt = solver_prompt
@@ -67,6 +69,8 @@ class PlannerSolverVerifier(PlannerSolver):
 
     Agents: ``planner``, ``solver``, ``verifier``.
     """
+
+    agents = ("planner", "solver", "verifier")
 
     def __init__(self, verifier_prompt: str = "{plan} = {answer}", check_from_terms: int = 3, **prompts: str):
         super().__init__(**prompts)
