@@ -15,11 +15,14 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import Outcome, Task
 from .scoring import REASONING_GYM, extract_answer, is_number, score_message
+
+Examples = Sequence[Sequence[str]]
+"""Pairs of a user message and the reply to it, told before the prompt: small models need to be shown."""
 
 
 class PlannerSolver:
@@ -28,15 +31,25 @@ class PlannerSolver:
     Args:
         planner_prompt: the planner's user message; ``{question}`` stands for the task's question.
         solver_prompt: the solver's user message; ``{plan}`` stands for the planner's message.
+        planner_examples: pairs of a user message and its reply, as they are.
+        solver_examples: likewise.
 
     Agents: ``planner``, ``solver``.
     """
 
     agents: tuple[str, ...] = ("planner", "solver")
 
-    def __init__(self, planner_prompt: str = "{question}", solver_prompt: str = "{plan}"):
+    def __init__(
+        self,
+        planner_prompt: str = "{question}",
+        solver_prompt: str = "{plan}",
+        planner_examples: Examples = (),
+        solver_examples: Examples = (),
+    ):
         self._planner_prompt = planner_prompt
         self._solver_prompt = solver_prompt
+        self._planner_examples = checked_examples("planner_examples", planner_examples)
+        self._solver_examples = checked_examples("solver_examples", solver_examples)
 
     async def run(self, task: Task, agents: Mapping[str, Any]) -> Outcome:
         """Play one episode.
@@ -53,8 +66,8 @@ class PlannerSolver:
 
     async def plan_and_solve(self, task: Task, agents: Mapping[str, Any]) -> tuple[str, str]:
         """The planner's and the solver's messages."""
-        plan = await ask(agents["planner"], self._planner_prompt, question=task.question)
-        return plan, await ask(agents["solver"], self._solver_prompt, plan=plan)
+        plan = await ask(agents["planner"], self._planner_prompt, self._planner_examples, question=task.question)
+        return plan, await ask(agents["solver"], self._solver_prompt, self._solver_examples, plan=plan)
 
 
 class PlannerSolverVerifier(PlannerSolver):
@@ -66,14 +79,15 @@ class PlannerSolverVerifier(PlannerSolver):
     Args:
         verifier_prompt: the verifier's user message, with ``{plan}`` and ``{answer}``.
         check_from_terms: reasoning-gym questions with at least so many terms are hard; other tasks are never hard.
+        others: as for ``PlannerSolver``.
 
     Agents: ``planner``, ``solver``, ``verifier``.
     """
 
     agents = ("planner", "solver", "verifier")
 
-    def __init__(self, verifier_prompt: str = "{plan} = {answer}", check_from_terms: int = 3, **prompts: str):
-        super().__init__(**prompts)
+    def __init__(self, verifier_prompt: str = "{plan} = {answer}", check_from_terms: int = 3, **others: Any):
+        super().__init__(**others)
         self._verifier_prompt = verifier_prompt
         self._check_from_terms = check_from_terms
 
@@ -81,7 +95,7 @@ class PlannerSolverVerifier(PlannerSolver):
         plan, message = await self.plan_and_solve(task, agents)
         if not self.needs_check(task, message):
             return await judge(task, message, plan=plan)
-        checked = await ask(agents["verifier"], self._verifier_prompt, plan=plan, answer=message)
+        checked = await ask(agents["verifier"], self._verifier_prompt, (), plan=plan, answer=message)
         return await judge(task, checked, plan=plan, unchecked_answer=message)
 
     def needs_check(self, task: Task, message: str) -> bool:
@@ -94,11 +108,24 @@ class PlannerSolverVerifier(PlannerSolver):
         return entry["metadata"].get("num_terms", 0) >= self._check_from_terms
 
 
-async def ask(agent: Any, prompt: str, **parts: str) -> str:
-    """One single-turn call. ``replace``, not ``format``: what models write may hold braces."""
+def checked_examples(name: str, examples: Examples) -> list[dict[str, str]]:
+    """The examples as chat messages.
+
+    Raises:
+        ValueError: an entry is not a pair of texts.
+    """
+    for pair in examples:
+        if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"{name}: {pair!r} is not a pair of a user message and the reply to it")
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in examples for role, text in zip(roles, pair, strict=True)]
+
+
+async def ask(agent: Any, prompt: str, examples: Sequence[Mapping[str, str]], **parts: str) -> str:
+    """One call. ``replace``, not ``format``: what models write may hold braces."""
     for name, text in parts.items():
         prompt = prompt.replace(f"{{{name}}}", text)
-    return await agent.chat([{"role": "user", "content": prompt}])
+    return await agent.chat([*examples, {"role": "user", "content": prompt}])
 
 
 async def judge(task: Task, message: str, **info: str) -> Outcome:
