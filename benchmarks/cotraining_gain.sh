@@ -13,7 +13,7 @@ OUT=${OUT:-$ROOT/outputs/cotraining_gain-$(date +%Y%m%d-%H%M%S)}
 MIN_GAIN=${MIN_GAIN:-0.3}
 MIN_LEAD=${MIN_LEAD:-0.1}
 export DEVICE=${DEVICE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
-export UPDATES=${UPDATES:-24}
+export UPDATES=${UPDATES:-30}
 # MODEL_KIND, SEED, LR, ... are those of examples/multi_policy/run_qwen_planner_solver.sh.
 
 # ---------------------------------------------------------------- three runs

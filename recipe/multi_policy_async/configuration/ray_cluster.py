@@ -24,6 +24,8 @@ from .schema import JobSpec
 
 LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the address that other hosts see
 
+CPU_PLUGIN = f"{__package__.rpartition('.')[0]}.backends.cpu.plugin"
+
 
 def environment(job: JobSpec) -> dict[str, str]:
     """Environment of every process of the job. What the user's shell sets wins, but for the platform."""
@@ -35,6 +37,9 @@ def environment(job: JobSpec) -> dict[str, str]:
     variables = {name: os.environ.get(name, value) for name, value in variables.items()}
     if job.device == "cpu":
         variables["VERL_PLATFORM"] = "cpu"
+        # Where the package is installed its entry point does the same; a folder in a verl checkout has none.
+        modules = [module for module in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if module]
+        variables["VERL_USE_EXTERNAL_MODULES"] = ",".join(dict.fromkeys([*modules, CPU_PLUGIN]))
     return variables
 
 

@@ -149,6 +149,12 @@ class TestRayArguments:
         hub = [f"{model}.model_path=org/name" for model in (PLANNER, SOLVER)]
         assert "VERL_PLATFORM" not in ray_cluster.environment(tiny_job(tmp_path, "device=gpu", *hub))
 
+    def test_a_folder_without_an_entry_point_still_registers_its_platform(self, tmp_path, monkeypatch):
+        plugin = "recipe.multi_policy_async.backends.cpu.plugin"
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
+        variables = ray_cluster.environment(tiny_job(tmp_path))
+        assert variables["VERL_USE_EXTERNAL_MODULES"] == f"mine,{plugin}"
+
 
 @pytest.mark.ray
 def test_too_few_resources_end_in_a_table_before_any_actor_starts(tmp_path):
