@@ -23,6 +23,7 @@ _HERE = __package__
 BUILT_IN = {
     "planner_solver": f"{_HERE}.planner_solver.PlannerSolver",
     "planner_solver_verifier": f"{_HERE}.planner_solver.PlannerSolverVerifier",
+    "single_agent": f"{_HERE}.single_agent.SingleAgent",
 }
 
 
