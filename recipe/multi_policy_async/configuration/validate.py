@@ -134,10 +134,12 @@ def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
     except (ValueError, ImportError) as error:
         return [Problem("workflow.name", f"cannot be loaded: {error}", workflow.name)]
     known = sorted(map(str, mapping)) if isinstance(mapping, dict) else []
+    if not known:
+        return []  # an empty mapping is a problem of its own
     return [
         Problem(
             f"agent_model_mapping.{agent}",
-            f"the workflow calls this agent, but no model is mapped to it (mapped: {', '.join(known) or 'none'})",
+            f"the workflow calls this agent, but no model is mapped to it (mapped: {', '.join(known)})",
             fix=did_you_mean(agent, known) or f"agent_model_mapping.{agent}=<model id>",
         )
         for agent in agents

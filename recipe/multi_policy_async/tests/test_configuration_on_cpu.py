@@ -231,6 +231,7 @@ class TestModels:
     def test_the_rfcs_example_composes(self, tmp_path):
         for role in ("planner", "solver"):
             model_folder(tmp_path / role)
+        (tmp_path / "research.py").write_text("class Research:\n    async def run(self, task, agents): ...\n")
         example = {
             "defaults": ["multi_policy_trainer", "_self_"],
             "multi_model": {
@@ -256,6 +257,7 @@ class TestModels:
                 "search_agent": "solver_model",
                 "answer_agent": "solver_model",
             },
+            "workflow": {"name": "Research", "path": str(tmp_path / "research.py")},
             "data": {"train_files": str(tmp_path / "train.parquet")},
         }
         (tmp_path / "train.parquet").touch()
