@@ -90,6 +90,7 @@ class SupervisionSpec(Spec):
     startup_s: Seconds
     step_s: Seconds
     sync_s: Seconds
+    save_s: Seconds
     shutdown_s: Seconds
 
 
