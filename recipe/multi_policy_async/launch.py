@@ -49,8 +49,8 @@ class IngestorActor(_Watched, TrajectoryIngestor):
 
 
 class GatewayActor(_Watched, MultiModelGatewayRouter):
-    def __init__(self, job: JobSpec, index: int, ingestor: Any):
-        enter_component(f"gateway-{index}", job.run.dir)
+    def __init__(self, job: JobSpec, ingestor: Any):
+        enter_component("gateway", job.run.dir)
         super().__init__(job.gateway, job.agent_model_mapping, list(job.models), IngestorSink(ingestor))
 
 
@@ -83,14 +83,14 @@ def create_ingestor(job: JobSpec) -> Any:
     return _server(IngestorActor, job)
 
 
-def create_gateways(job: JobSpec, ingestor: Any) -> list[Any]:
-    return [_server(GatewayActor, job, 0, ingestor)]
+def create_gateway(job: JobSpec, ingestor: Any) -> Any:
+    return _server(GatewayActor, job, ingestor)
 
 
-def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateways: list[Any]) -> Any:
+def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateway: Any) -> Any:
     actor = ray.remote(num_cpus=0, max_concurrency=RUNTIME_THREADS)(ModelAsyncRuntime)
     return actor.remote(
-        job.models[model_id], job.gateway, job.checkpoint, ingestor, gateways, job.run.dir, job.ingest.poll_s
+        job.models[model_id], job.gateway, job.checkpoint, ingestor, [gateway], job.run.dir, job.ingest.poll_s
     )
 
 

@@ -46,6 +46,8 @@ from .trajectory import Version
 
 logger = logging.getLogger(__name__)
 
+RETIRE_TIMEOUT_S = 120.0
+
 Report = StepReport | PhaseReport | SavedCheckpoint
 
 
@@ -59,7 +61,8 @@ class TrainingOutcome:
 
     @property
     def reached_target(self) -> bool:
-        return self.target_version is None or self.version >= self.target_version
+        """Without a target version: anything was trained."""
+        return self.version >= (1 if self.target_version is None else self.target_version)
 
 
 class ModelAsyncRuntime:
@@ -149,7 +152,7 @@ class ModelAsyncRuntime:
         """Train to the target or the end of the data; then retire and keep serving."""
         assert self.trainer is not None, "a frozen model has no trainer"
         asyncio.run(self.trainer.fit())
-        ray.get(self.ingestor.retire.remote(self.model_id))
+        ray.get(self.ingestor.retire.remote(self.model_id), timeout=RETIRE_TIMEOUT_S)
         self._report_phase("ended", self.trainer.current_param_version)
         return TrainingOutcome(self.model_id, self.trainer.current_param_version, self.policy.target_updates)
 

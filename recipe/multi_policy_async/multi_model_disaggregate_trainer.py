@@ -30,14 +30,14 @@ from typing import Any
 from .checkpoint_coordinator import CheckpointCoordinator
 from .configuration.schema import JobSpec
 from .gateway_binding_registry import ModelBinding
-from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
+from .launch import create_gateway, create_ingestor, create_runtime, create_workflow_driver
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
-from .supervision import JobFailedError, PolicySupervisor, named
+from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, named
 
 logger = logging.getLogger(__name__)
 
-EXIT_INTERRUPTED = 130
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
 class MultiModelDisaggregateTrainer:
@@ -55,39 +55,44 @@ class MultiModelDisaggregateTrainer:
         self._drain = asyncio.Event()
         self.ingestor: Any = None
         self.workflow_driver: Any = None
-        self.gateways: list[Any] = []
+        self.gateway: Any = None
         self.runtimes: dict[str, Any] = {}
 
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
         self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir / "checkpoints")
-        self.gateways = create_gateways(self.job, self.ingestor)
+        self.gateway = create_gateway(self.job, self.ingestor)
         self.runtimes = {
-            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways) for model_id in self.job.models
+            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateway) for model_id in self.job.models
         }
+        self._not_started = ["gateway and workflow driver", *self.job.models]
         start = asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
         try:
             await asyncio.wait_for(start, self.job.supervision.startup_s)
         except TimeoutError:
-            raise JobFailedError(f"start-up: not done within {self.job.supervision.startup_s:g} s") from None
+            missing, seconds = ", ".join(self._not_started), self.job.supervision.startup_s
+            raise JobFailedError(f"start-up: not ready within {seconds:g} s: {missing}") from None
 
     async def _start_serving(self) -> None:
-        urls = await asyncio.gather(*(named(g.start.remote(), "gateway") for g in self.gateways))
-        key = await self.gateways[0].get_control_key.remote()
-        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, urls[0], key)
+        url = await named(self.gateway.start.remote(), "gateway")
+        key = await named(self.gateway.get_control_key.remote(), "gateway", ANSWER_S)
+        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, url, key)
         await named(self.workflow_driver.stats.remote(), "workflow driver")
-        self.metrics.note(f"gateway listens on {urls[0]}")
+        self._not_started.remove("gateway and workflow driver")
+        self.metrics.note(f"gateway listens on {url}")
 
     async def _open_model(self, model_id: str) -> None:
         policy, runtime = self.job.models[model_id], self.runtimes[model_id]
         agents = list(self.job.agent_model_mapping.values()).count(model_id)
-        incarnation = await self.ingestor.register_policy.remote(
+        register = self.ingestor.register_policy.remote(
             model_id, policy.queue, trained=policy.train, groups_per_task=float(agents)
         )
+        incarnation = await named(register, f"{model_id}: ingestor")
         binding: ModelBinding = await named(runtime.launch.remote(incarnation), f"{model_id}: launch")
-        await asyncio.gather(*(gateway.bind.remote(binding) for gateway in self.gateways))
+        await named(self.gateway.bind.remote(binding), f"{model_id}: gateway")
         await named(runtime.publish.remote(), f"{model_id}: first weight sync")
+        self._not_started.remove(model_id)
         self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
 
     async def fit(self) -> dict[str, TrainingOutcome]:
@@ -109,14 +114,14 @@ class MultiModelDisaggregateTrainer:
             self._pipeline_lines(),
             *(supervisor.watch_serving() for supervisor in supervisors.values()),
             named(self.ingestor.wait_closed.remote(), "ingestor"),
-            *(named(gateway.wait_closed.remote(), f"gateway {i}") for i, gateway in enumerate(self.gateways)),
+            named(self.gateway.wait_closed.remote(), "gateway"),
         ]
         background = [group.create_task(watch) for watch in watches]
         training = [named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
         reports = [supervisors[model_id].watch_trainer() for model_id in self.trained]
         ends = [group.create_task(each) for each in (*training, *reports)]
         outcomes = (await asyncio.gather(*ends))[: len(training)]
-        await self.workflow_driver.stop.remote()
+        await named(self.workflow_driver.stop.remote(), "workflow driver", ANSWER_S)
         for task in background:
             task.cancel()
         return {outcome.model_id: outcome for outcome in outcomes}
@@ -131,13 +136,13 @@ class MultiModelDisaggregateTrainer:
         )
 
     async def _on_step(self, report: StepReport) -> None:
-        counts = await self.ingestor.stats.remote()
+        counts = await named(self.ingestor.stats.remote(), "ingestor", ANSWER_S)
         self.metrics.step(report, counts[report.model_id])
 
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
         parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
-        parts += [gateway.stop.remote() for gateway in self.gateways]
+        parts += [self.gateway.stop.remote()] if self.gateway is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), self.job.supervision.shutdown_s)
@@ -159,13 +164,15 @@ class MultiModelDisaggregateTrainer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drain.wait(), timeout)
         self.metrics.note("draining: no new workflows, the running ones finish")
-        await self.workflow_driver.drain.remote()
+        await named(self.workflow_driver.drain.remote(), "workflow driver", ANSWER_S)
 
     async def _pipeline_lines(self) -> None:
         while True:
             await asyncio.sleep(self.job.metrics.pipeline_interval_s)
             workflows, queues, models = await asyncio.gather(
-                self.workflow_driver.stats.remote(), self.ingestor.stats.remote(), self.gateways[0].stats.remote()
+                named(self.workflow_driver.stats.remote(), "workflow driver", ANSWER_S),
+                named(self.ingestor.stats.remote(), "ingestor", ANSWER_S),
+                named(self.gateway.stats.remote(), "gateway", ANSWER_S),
             )
             self.metrics.pipeline(workflows, {m: queues[m] | models["models"][m] for m in self.job.models})
 
@@ -183,26 +190,31 @@ def run(job: JobSpec) -> int:
 async def _run(job: JobSpec, metrics: JobMetrics) -> int:
     trainer = MultiModelDisaggregateTrainer(job, metrics)
     interrupts = _Interrupts(trainer, asyncio.current_task())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupts)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, interrupts)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupts)
     try:
         await trainer.init()
         interrupts.can_drain = True
         outcomes = await trainer.fit()
     except JobFailedError as failure:
         metrics.note(f"FAILED: {failure}")
-        return 1
+        return EXIT_FAILED
     except asyncio.CancelledError:
         metrics.note("ended by signal")
         return EXIT_INTERRUPTED
+    except Exception as error:  # a defect of ours; the job still ends as one that failed
+        logger.exception("the orchestrator failed")
+        metrics.note(f"FAILED: orchestrator: {type(error).__name__}: {error}")
+        return EXIT_FAILED
     finally:
+        interrupts.ending = True
         await trainer.close()
     for outcome in outcomes.values():
         aim = "" if outcome.target_version is None else f" of {outcome.target_version}"
         metrics.note(f"{outcome.model_id} ended at version {outcome.version}{aim}")
     if interrupts.count:
         return EXIT_INTERRUPTED
-    return 0 if all(outcome.reached_target for outcome in outcomes.values()) else 1
+    return 0 if outcomes and all(outcome.reached_target for outcome in outcomes.values()) else EXIT_FAILED
 
 
 def _first(group: BaseException) -> BaseException:
@@ -212,11 +224,12 @@ def _first(group: BaseException) -> BaseException:
 
 
 class _Interrupts:
-    """First signal drains, second ends; before training begins the first one ends."""
+    """First signal drains, second ends; before training begins the first one ends. Ending is not interrupted."""
 
     def __init__(self, trainer: MultiModelDisaggregateTrainer, main: asyncio.Task):
         self.count = 0
         self.can_drain = False
+        self.ending = False
         self._trainer = trainer
         self._main = main
 
@@ -224,5 +237,6 @@ class _Interrupts:
         self.count += 1
         if self.can_drain and self.count == 1:
             self._trainer.drain()
-        else:
+        elif not self.ending:
+            self.ending = True
             self._main.cancel()

@@ -39,7 +39,8 @@ class StepReport:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """A policy's trainer entered a phase: ``wait`` for data, ``train``, ``sync``, ``save``; or ``ended``."""
+    """A policy's trainer entered a phase: ``wait`` for data, ``train``, ``hold`` before a sync, ``sync``, ``save``; or
+    ``ended``."""
 
     model_id: str
     phase: str

@@ -28,6 +28,7 @@ from .checkpoint_coordinator import SavedCheckpoint
 from .configuration.schema import SupervisionSpec
 from .multi_model_metrics import PhaseReport, StepReport
 
+ANSWER_S = 120.0  # a control call on a live actor takes milliseconds, also when the machine is busy
 ENDED = "ended"
 REPORTS_POLL_S = 5.0
 SERVING_CHECK_EVERY_S = 5.0
@@ -37,14 +38,16 @@ class JobFailedError(RuntimeError):
     """A part of the job died or gave up; the message names it and the first cause."""
 
 
-async def named(result: Awaitable[Any], part: str) -> Any:
+async def named(result: Awaitable[Any], part: str, timeout_s: float | None = None) -> Any:
     """Await a part's result; its failure names the part and the first cause.
 
     Raises:
-        JobFailedError: the part failed or its process died.
+        JobFailedError: the part failed, its process died, or it did not answer within ``timeout_s``.
     """
     try:
-        return await result
+        return await asyncio.wait_for(result, timeout_s)
+    except TimeoutError:
+        raise JobFailedError(f"{part}: no answer within {timeout_s:g} s") from None
     except ray.exceptions.RayError as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         raise JobFailedError(f"{part}: {type(cause).__name__}: {cause}") from error
@@ -74,7 +77,7 @@ class PolicySupervisor:
     ):
         self.model_id = model_id
         self._runtime = runtime
-        self._deadlines = {"train": spec.step_s, "sync": spec.sync_s, "save": spec.sync_s}  # waiting has none
+        self._deadlines = {"train": spec.step_s, "sync": spec.sync_s, "save": spec.save_s}  # waiting has none
         self._serving_s = spec.sync_s
         self._on_step = on_step
         self._on_saved = on_saved
@@ -100,11 +103,7 @@ class PolicySupervisor:
         """
         while True:
             await asyncio.sleep(SERVING_CHECK_EVERY_S)
-            check = named(self._runtime.check_serving.remote(), f"{self.model_id}: serving")
-            try:
-                await asyncio.wait_for(check, self._serving_s)
-            except TimeoutError:
-                raise JobFailedError(f"{self.model_id}: serving: no answer within {self._serving_s:g} s") from None
+            await named(self._runtime.check_serving.remote(), f"{self.model_id}: serving", self._serving_s)
 
     async def pass_reports(self, timeout_s: float) -> None:
         """Pass on what was reported since the last call; wait up to ``timeout_s`` for something."""

@@ -48,7 +48,7 @@ def test_the_second_interrupt_ends_at_once_and_nothing_is_left(start_job):
     [
         ("ray::WorkerDict", r"FAILED: (planner|solver)_model: "),
         ("ray::HFRolloutWorker", r"FAILED: (planner|solver)_model: "),
-        ("ray::GatewayActor", r"FAILED: gateway 0: "),
+        ("ray::GatewayActor", r"FAILED: gateway: "),
         ("ray::IngestorActor", r"FAILED: (ingestor|workflow driver|(planner|solver)_model: trainer): "),
     ],
 )

@@ -24,6 +24,9 @@ from .handle import TargetDiedError, call, invoke
 
 logger = logging.getLogger(__name__)
 
+ANSWER_MARGIN_S = 120.0
+"""A live ingestor answers within its poll and this many seconds, also when its disk is slow."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -118,11 +121,14 @@ class IngestBatchSource:
         try:
             await self.flush()
             while True:
-                answer = await call(self._ingestor, "take", self.model_id, self.groups, version, self._poll_s)
+                take = call(self._ingestor, "take", self.model_id, self.groups, version, self._poll_s)
+                answer = await asyncio.wait_for(take, self._poll_s + ANSWER_MARGIN_S)
                 if answer is not None:
                     break
         except TargetDiedError as error:
             return ProducerDied(str(error))
+        except TimeoutError:
+            return ProducerDied(f"the ingestor did not answer within {self._poll_s + ANSWER_MARGIN_S:g} s")
         if isinstance(answer, TakenBatch):
             self._batch_id = answer.batch_id
         return answer

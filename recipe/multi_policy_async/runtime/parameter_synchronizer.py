@@ -75,13 +75,16 @@ class ParameterSynchronizer(CheckpointEngineManager):
         assert global_steps is not None, "a weight sync has a version"
         version = Version(self._incarnation, global_steps)
         started = time.monotonic()
+        self._status.drain()
+        drained = time.monotonic()
         self._status.push(ModelState.SYNCING, self._versions.get())
         metrics = dict(await super().update_weights(global_steps=global_steps) or {})
         if self._verify:
             await self._compare_checksums(metrics.pop("sync/checksum", None))
         self._versions.set(version)
         self._status.push(ModelState.OPEN, version)
-        metrics["sync/seconds"] = time.monotonic() - started
+        metrics["sync/drain_seconds"] = drained - started
+        metrics["sync/seconds"] = time.monotonic() - drained
         return metrics
 
     async def _compare_checksums(self, sent: str | None) -> None:

@@ -233,15 +233,15 @@ class PolicyTrainer(trainer_base_class()):
         self._non_finite_in_a_row = 0
         self._source.mark_consumed(Version(self.incarnation, self.current_param_version + 1))
         super()._fit_update_local_step()
-        if self.local_trigger_step == 1:
-            self._on_phase("sync", self.current_param_version)
 
     async def _fit_update_weights(self) -> dict | None:
         """Upstream publishes at the end of a cycle; before that, ours makes sure that the ledger knows what the weights
         have seen (invariant 2), and waits while open groups would become stale where ``on_stale`` is ``hold``."""
         if self.local_trigger_step == 1:
+            self._on_phase("hold", self.current_param_version)
             await self._source.flush()
             await self._source.hold(Version(self.incarnation, self.current_param_version))
+            self._on_phase("sync", self.current_param_version)
         return await super()._fit_update_weights()
 
     def _abandon_step(self, error: NonFiniteStepError) -> None:

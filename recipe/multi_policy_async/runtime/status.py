@@ -42,6 +42,10 @@ class RuntimeStatusClient:
         self.model_id = model_id
         self._gateways = list(gateways)
 
+    def drain(self) -> None:
+        """Let calls finish that a weight sync would cut for good; every gateway bounds its own wait."""
+        ray.get([gateway.drain.remote(self.model_id) for gateway in self._gateways])
+
     def push(self, state: ModelState, version: Version) -> None:
         """Tell every gateway, and wait (bounded) until each has taken it, so that a closed gate is closed."""
         status = ModelStatus(state=state, version=version)

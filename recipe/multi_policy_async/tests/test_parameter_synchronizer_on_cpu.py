@@ -31,6 +31,10 @@ from ..trajectory import Version  # noqa: E402
 class FakeStatus:
     def __init__(self):
         self.pushed: list[tuple[ModelState, Version]] = []
+        self.drained_before: list[int] = []
+
+    def drain(self) -> None:
+        self.drained_before.append(len(self.pushed))
 
     def push(self, state: ModelState, version: Version) -> None:
         self.pushed.append((state, version))
@@ -74,6 +78,12 @@ def test_the_gate_is_closed_before_the_sync_and_opens_with_the_new_version():
     asyncio.run(sync.update_weights(global_steps=7))
     assert sync._status.pushed == [(ModelState.SYNCING, Version(1, 0)), (ModelState.OPEN, Version(1, 7))]
     assert sync._versions.get() == Version(1, 7)
+
+
+def test_calls_that_cannot_be_resumed_may_finish_before_the_sync():
+    sync = synchronizer()
+    asyncio.run(sync.update_weights(global_steps=7))
+    assert sync._status.drained_before == [0]
 
 
 def test_a_failed_transfer_leaves_the_gate_closed_and_the_version_as_it_was():

@@ -23,7 +23,7 @@ from ..configuration.schema import SupervisionSpec  # noqa: E402
 from ..multi_model_metrics import PhaseReport, StepReport  # noqa: E402
 from ..supervision import JobFailedError, PolicySupervisor, named  # noqa: E402
 
-SPEC = SupervisionSpec(startup_s=1, step_s=30, sync_s=10, save_s=10, shutdown_s=1)
+SPEC = SupervisionSpec(startup_s=1, step_s=30, sync_s=10, save_s=20, shutdown_s=1)
 
 
 class Remote:
@@ -74,7 +74,7 @@ def supervisor(runtime: FakeRuntime, clock: Clock | None = None) -> tuple[Policy
     return watch, seen
 
 
-@pytest.mark.parametrize(("name", "limit"), [("train", 30), ("sync", 10), ("save", 10)])
+@pytest.mark.parametrize(("name", "limit"), [("train", 30), ("sync", 10), ("save", 20)])
 def test_a_trainer_that_stays_in_a_phase_beyond_its_deadline_fails_the_job(name, limit):
     clock = Clock()
     watch, _ = supervisor(FakeRuntime([phase(name)]), clock)
@@ -124,3 +124,11 @@ def test_an_error_inside_a_part_keeps_its_first_cause():
 
     with pytest.raises(JobFailedError, match="^planner_model: trainer: ValueError: no such file"):
         asyncio.run(named(fails(), "planner_model: trainer"))
+
+
+def test_a_part_that_does_not_answer_is_named():
+    async def hangs():
+        await asyncio.Event().wait()
+
+    with pytest.raises(JobFailedError, match="^ingestor: no answer within 0.01 s"):
+        asyncio.run(named(hangs(), "ingestor", 0.01))
