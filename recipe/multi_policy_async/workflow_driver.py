@@ -119,7 +119,7 @@ class WorkflowDriver:
         self._last_error: str | None = None
         self._failures_in_a_row = 0
         self._outages_in_a_row = 0
-        self._went_well_at = time.monotonic()
+        self._outage_since = 0.0  # first abort of a row of them, moved on by idle time
         self._scores: deque[float] = deque(maxlen=_SCORE_WINDOW)
         self._seconds: deque[float] = deque(maxlen=_SCORE_WINDOW)
 
@@ -218,9 +218,12 @@ class WorkflowDriver:
             await self._wait_until(lambda: self._draining, "waiting after an outage", min(wait_s, _MAX_OUTAGE_WAIT_S))
         while not self._draining:
             self._check()
+            asked, idle = time.monotonic(), not self._episodes
             if await call(self._ingestor, "admit", epoch, task, self._spec.n, min(self._poll_s, _ADMIT_POLL_S)):
                 self._state = "producing"
                 return True
+            if idle:  # nothing could have ended well
+                self._outage_since += time.monotonic() - asked
             self._state = "waiting for training"
         return False
 
@@ -247,7 +250,6 @@ class WorkflowDriver:
         self._retried += ended.attempts - 1
         if ended.status in ("ok", "no_calls"):
             self._failures_in_a_row = self._outages_in_a_row = 0
-            self._went_well_at = time.monotonic()
             self._seconds.append(ended.seconds)
             if ended.score is not None:
                 self._scores.append(ended.score)
@@ -260,7 +262,9 @@ class WorkflowDriver:
         elif ended.status == "aborted":
             self._last_error = ended.error
             self._outages_in_a_row += 1
-            outage = time.monotonic() - self._went_well_at
+            if self._outages_in_a_row == 1:  # not since a workflow ended well: training may have left no room meanwhile
+                self._outage_since = time.monotonic()
+            outage = time.monotonic() - self._outage_since
             if outage > self._spec.max_outage_s:
                 raise DriverError(f"workflow driver: no workflow ended well for {outage:.0f} s; last: {ended.error}")
 

@@ -375,6 +375,29 @@ def test_an_outage_that_does_not_end_ends_the_driver(tmp_path):
     assert isinstance(play(job, scenario), ProducerDied)
 
 
+@pytest.mark.parametrize("aborted", [{1}, {1, 2}])
+def test_time_in_which_training_left_no_room_is_no_outage(tmp_path, aborted):
+    job = Job(tmp_path, Scripted(), tasks=4, n=1, max_concurrent=1, max_attempts=1, max_outage_s=0.2)
+    admit, asked = job.ingestor.admit, []
+
+    async def admit_after_a_long_step(epoch, task, members, timeout_s):
+        asked.append(task)
+        if asked.count(task) < 3:
+            await asyncio.sleep(0.15)
+            return False
+        if len(set(asked)) - 1 in aborted:
+            job.gateway.errors["create_workflow"] = [http_error(503)] * 3  # one workflow, it asks three times
+        return await admit(epoch, task, members, timeout_s)
+
+    job.ingestor.admit = admit_after_a_long_step
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings()
+
+    assert play(job, scenario) == {"aborted": len(aborted), "ok": 4 - len(aborted)}
+
+
 def test_a_bug_inside_the_driver_reaches_the_trainers(tmp_path):
     job = Job(tmp_path, Scripted(), tasks=3)
     job.driver._tasks = None
