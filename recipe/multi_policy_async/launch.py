@@ -14,7 +14,8 @@
 """Creates the job's actors.
 
 Control actors ask for no CPU: they would only displace trainer ranks. None has a name: handles are passed, so two jobs
-on one cluster cannot meet.
+on one cluster cannot meet. All run on the driver's node, since gateway and routers talk to each other on loopback;
+trainer ranks and replicas go where Ray finds room.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .component import enter_component
 from .configuration.schema import JobSpec
@@ -75,24 +77,25 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
         )
 
 
-def _server(actor_class: type, *args: Any) -> Any:
-    return ray.remote(num_cpus=0, max_concurrency=SERVER_CALLS)(actor_class).remote(*args)
+def _create(actor_class: type, concurrency: int, *args: Any) -> Any:
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=concurrency)(actor_class)
+    return actor.options(scheduling_strategy=here).remote(*args)
 
 
 def create_ingestor(job: JobSpec) -> Any:
-    return _server(IngestorActor, job)
+    return _create(IngestorActor, SERVER_CALLS, job)
 
 
 def create_gateway(job: JobSpec, ingestor: Any) -> Any:
-    return _server(GatewayActor, job, ingestor)
+    return _create(GatewayActor, SERVER_CALLS, job, ingestor)
 
 
 def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateway: Any) -> Any:
-    actor = ray.remote(num_cpus=0, max_concurrency=RUNTIME_THREADS)(ModelAsyncRuntime)
-    return actor.remote(
-        job.models[model_id], job.gateway, job.checkpoint, ingestor, [gateway], job.run.dir, job.ingest.poll_s
-    )
+    policy, poll_s = job.models[model_id], job.ingest.poll_s
+    parts = (policy, job.gateway, job.checkpoint, ingestor, [gateway], job.run.dir, poll_s)
+    return _create(ModelAsyncRuntime, RUNTIME_THREADS, *parts)
 
 
 def create_workflow_driver(job: JobSpec, ingestor: Any, gateway_url: str, control_key: str) -> Any:
-    return _server(WorkflowDriverActor, job, ingestor, gateway_url, control_key)
+    return _create(WorkflowDriverActor, SERVER_CALLS, job, ingestor, gateway_url, control_key)

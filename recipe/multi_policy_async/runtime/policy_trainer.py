@@ -25,7 +25,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 from tqdm import tqdm
-from verl.utils import tensordict_utils as tu
 
 from ..checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint, describe_checkpoint
 from ..ingest.batch_source import BatchSource, End, ProducerDied
@@ -33,8 +32,8 @@ from ..multi_model_metrics import StepReport
 from ..trajectory import Version
 from .batch_assembly import AssembledBatch, assemble
 from .parameter_synchronizer import ParameterSynchronizer
-from .rollout_runtime import RollouterPort
 from .tracking import PolicyTracking
+from .upstream_ports import QueueSizePort, RollouterPort, UpdateGroup
 from .verl_adapter import (
     TrainingStopException,
     trainer_base_class,
@@ -54,45 +53,6 @@ class ProducerDiedError(RuntimeError):
 
 class NonFiniteStepError(RuntimeError):
     """A step's loss or gradient norm is not finite: its version must not be published."""
-
-
-class _UpdateGroup:
-    """The actor's (or critic's) worker group, with the real batch's mini-batches and denominators put in.
-
-    Upstream gap: ``RayPPOTrainer._update_actor`` (ppo/ray_trainer.py:1352) divides by a constant and cuts a constant
-    number of rows, which is wrong for any other number of rows, and counts padding.
-    """
-
-    def __init__(self, group: Any):
-        self._group = group
-        self.batch: AssembledBatch | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
-
-    def _with_denominators(self, data: Any) -> Any:
-        assert self.batch is not None, "a batch was taken before the update"
-        data.pop("mini_batch_size", None)
-        tu.assign_non_tensor(
-            data, num_mini_batch=self.batch.updates, global_batch_size=self.batch.real_rows / self.batch.updates
-        )
-        return data
-
-    def update_actor(self, data: Any) -> Any:
-        return self._group.update_actor(self._with_denominators(data))
-
-    def train_mini_batch(self, data: Any) -> Any:
-        return self._group.train_mini_batch(self._with_denominators(data))
-
-
-class _QueueSizePort:
-    """What upstream asks its queue client for at the end of a step: the backlog, in groups."""
-
-    def __init__(self):
-        self.groups = 0
-
-    def get_queue_size_sync(self) -> int:
-        return self.groups
 
 
 class PolicyTrainer(trainer_base_class()):
@@ -144,7 +104,7 @@ class PolicyTrainer(trainer_base_class()):
         self.model_id = model_id
         self.incarnation = incarnation
         self.target_version = target_version
-        self.message_queue_client = _QueueSizePort()
+        self.message_queue_client = QueueSizePort()
         self.logger = tracking
         self.progress_bar = tqdm(disable=True)
         self._source = source
@@ -161,9 +121,9 @@ class PolicyTrainer(trainer_base_class()):
     async def launch(self) -> None:
         """Build the worker group and the models."""
         await self.init_workers()
-        self.actor_rollout_wg = _UpdateGroup(self.actor_wg)
+        self.actor_rollout_wg = UpdateGroup(self.actor_wg)
         if self.use_critic:
-            self.critic_wg = _UpdateGroup(self.critic_wg)
+            self.critic_wg = UpdateGroup(self.critic_wg)
 
     async def publish(self) -> None:
         """Send the current weights to the replicas as the current version."""

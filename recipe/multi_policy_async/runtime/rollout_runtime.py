@@ -14,7 +14,6 @@
 """One model's rollout side: replicas, the router process in front of them, and what the trainer asks about them."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,31 +148,3 @@ class RolloutRuntime:
     def stop(self) -> None:
         if self._router is not None:
             self._router.stop()
-
-
-class _RemoteMethod:
-    """A local function under the calling convention of an actor method."""
-
-    def __init__(self, function: Callable[..., Any]):
-        self._function = function
-
-    def remote(self, *args: Any, **kwargs: Any) -> ray.ObjectRef:
-        return ray.put(self._function(*args, **kwargs))
-
-
-class RollouterPort:
-    """What ``FullyAsyncTrainer`` calls on its rollouter, answered in the trainer's own process.
-
-    Upstream gap: the trainer wants an actor handle for numbers that here belong to the ingestor and the workflow
-    driver. An actor per model that imports nothing and knows nothing would be one more process.
-    """
-
-    def __init__(self):
-        zero = _RemoteMethod(lambda *_: 0)
-        nothing = _RemoteMethod(lambda *_: None)
-        self.get_total_produced_samples = zero
-        self.get_completed_steps = zero
-        self.reset_staleness = _RemoteMethod(dict)
-        self.save_checkpoint = nothing
-        self._start_profiling = nothing
-        self._stop_profiling = nothing

@@ -28,7 +28,8 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from ..checkpoint_coordinator import CheckpointSchedule  # noqa: E402
 from ..configuration.schema import CheckpointSpec  # noqa: E402
 from ..runtime import policy_trainer as module  # noqa: E402
-from ..runtime.policy_trainer import NonFiniteStepError, PolicyTrainer, _UpdateGroup  # noqa: E402
+from ..runtime.policy_trainer import NonFiniteStepError, PolicyTrainer  # noqa: E402
+from ..runtime.upstream_ports import UpdateGroup  # noqa: E402
 from ..runtime.verl_adapter import TrainingStopException  # noqa: E402
 from ..trajectory import Version  # noqa: E402
 
@@ -164,7 +165,7 @@ class RecordingGroup:
 
 def test_updates_use_the_real_rows_as_denominator_and_a_number_of_mini_batches():
     inner = RecordingGroup()
-    group = _UpdateGroup(inner)
+    group = UpdateGroup(inner)
     group.batch = SimpleNamespace(updates=3, real_rows=12)
     data = TensorDict({"x": torch.zeros(15)}, batch_size=[15])
     tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8)
