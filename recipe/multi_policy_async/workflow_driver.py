@@ -98,13 +98,13 @@ class WorkflowDriver:
         self._eval_tasks = eval_tasks
         self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
         self._poll_s = poll_s
-        transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
+        self._transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
         self._http = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=spec.max_concurrent),
-            event_hooks={"response": [transcripts.on_response]},
+            event_hooks={"response": [self._transcripts.on_response]},
             trust_env=False,  # no proxies: the gateway is on this host or in this cluster
         )
-        self._runner = EpisodeRunner(workflow, spec, gateway, ingestor, self._http, transcripts)
+        self._runner = EpisodeRunner(workflow, spec, gateway, ingestor, self._http, self._transcripts)
         self._slots = asyncio.Semaphore(spec.max_concurrent)
         self._episodes: set[asyncio.Task] = set()
         self._wake = asyncio.Event()  # an episode ended, or draining began
@@ -193,6 +193,7 @@ class WorkflowDriver:
             "score_mean": _mean(self._scores),
             "seconds_mean": _mean(self._seconds),
             "last_error": self._last_error,
+            "episodes_not_written": self._transcripts.lost,
         }
 
     async def _produce(self) -> None:

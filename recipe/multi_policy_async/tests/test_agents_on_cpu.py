@@ -17,6 +17,7 @@ import asyncio
 import json
 
 import httpx
+import openai
 import pytest
 
 from recipe.multi_policy_async.gateway.client import AgentEndpoints
@@ -134,6 +135,7 @@ def test_a_gateway_that_cannot_serve_is_infrastructure_and_a_refused_request_is_
 def test_an_error_is_told_in_one_line():
     assert describe(ValueError("first\nsecond")) == "ValueError: first"
     assert describe(TimeoutError()) == "TimeoutError"
+    assert describe(ValueError("cut \ud83d")) == "ValueError: cut ?", "it can be sent"
 
 
 def test_watched_workflows_leave_messages_answers_and_versions(tmp_path):
@@ -153,6 +155,48 @@ def test_watched_workflows_leave_messages_answers_and_versions(tmp_path):
     assert call["agent"] == "planner" and call["messages"] == [{"role": "user", "content": "2 + 2?"}]
     assert call["answer"][0]["content"] == "planner_model heard 2 + 2?"
     assert call["metadata"] == {"policy_version": ["0.3", "0.3"]}
+
+
+class Unprintable:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("task", "episode"),
+    [
+        (Task(1, {"prompt": [{"role": "system", "content": "x"}]}), {}),
+        (TASK, {"info": Unprintable()}),
+        (TASK, {"info": "cut \ud83d"}),
+    ],
+)
+def test_an_episode_that_cannot_be_written_is_counted_and_harms_nobody(tmp_path, task, episode):
+    transcripts = Transcripts(tmp_path / "episodes.jsonl", every=1)
+    transcripts.watch("token")
+    transcripts.write("token", task, episode)
+    assert transcripts.lost == 1
+
+
+def test_a_path_that_cannot_be_written_harms_nobody(tmp_path):
+    (tmp_path / "run").write_text("a file where the folder should be")
+    transcripts = Transcripts(tmp_path / "run" / "episodes.jsonl", every=1)
+    transcripts.watch("token")
+    transcripts.write("token", TASK, {})
+    assert transcripts.lost == 1
+
+
+def test_an_answer_of_another_shape_is_left_out_of_the_transcript_and_reaches_its_reader(tmp_path):
+    def handler(request):
+        return httpx.Response(400, json=["no"])
+
+    transcripts = Transcripts(tmp_path / "episodes.jsonl", every=1)
+
+    async def scenario(agents):
+        transcripts.watch("token")
+        with pytest.raises(openai.BadRequestError):
+            await agents["planner"].chat([{"role": "user", "content": "x"}])
+
+    _talk(handler, scenario, transcripts)
 
 
 def test_a_stream_reaches_its_reader_although_the_workflow_is_watched(tmp_path):

@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -136,9 +137,27 @@ def test_what_a_workflow_returns_is_a_reward_and_a_score(result, outcome):
     assert as_outcome(result) == outcome
 
 
-@pytest.mark.parametrize("result", [None, "1.0", {}, {"a": None}, [1.0]])
+@pytest.mark.parametrize(
+    "result",
+    [None, "1.0", {}, {"a": None}, {1: 1.0}, {"a": "1"}, [1.0], np.zeros(2), Outcome(1.0, score=[1]), 10**400],
+)
 def test_what_is_no_reward_is_refused(result):
     with pytest.raises(ValueError, match="must return a number"):
+        as_outcome(result)
+
+
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [
+        (float("nan"), "reward"),
+        (np.float32("inf"), "reward"),
+        ({"a": 1.0, "b": float("-inf")}, "b"),
+        (Outcome(1.0, score=float("nan")), "score"),
+        ({"a": 1e308, "b": 1e308}, "score"),
+    ],
+)
+def test_a_reward_or_score_that_is_not_finite_is_refused_by_its_name(result, name):
+    with pytest.raises(ValueError, match=f"{name} is .*, not a finite number"):
         as_outcome(result)
 
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, ProducerDied, TakenBatch
@@ -27,7 +28,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, SOLV
 from recipe.multi_policy_async.trajectory import Version
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 from recipe.multi_policy_async.workflow_driver import DriverError, WorkflowDriver
-from recipe.multi_policy_async.workflows.base import Task
+from recipe.multi_policy_async.workflows.base import Outcome, Task
 from recipe.multi_policy_async.workflows.spec import WorkflowSpec
 
 MODELS = {"planner": PLANNER, "solver": SOLVER}
@@ -212,17 +213,46 @@ def test_a_workflow_that_passes_its_deadline_is_a_failed_member(tmp_path):
     assert endings == {"failed": 1, "ok": 1} and "deadline" in error
 
 
-@pytest.mark.parametrize("result", [None, "good", {}, float("nan")])
-def test_a_result_that_is_no_reward_is_a_failed_member(tmp_path, result):
+class RaisesOnFloat:
+    def __float__(self):
+        raise RuntimeError("device is gone")
+
+
+@pytest.mark.parametrize(
+    "result", [None, "good", {}, float("nan"), np.zeros(2), Outcome(1.0, score=[1]), RaisesOnFloat()], ids=repr
+)
+def test_a_result_that_is_no_reward_is_a_failed_member_and_its_error_names_the_workflow(tmp_path, result):
     job = Job(tmp_path, Scripted({0: [result]}), tasks=1, n=1)
-    if isinstance(result, float):  # the gateway refuses what is not finite
-        job.gateway.errors["finalize"] = [http_error(400)]
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), await job.driver.stats()
+
+    endings, stats = play(job, scenario)
+    assert endings == {"failed": 1} and stats["retried"] == 0
+    assert "result of workflow e0-t0-s0-a0: " in stats["last_error"]
+
+
+def test_a_reward_that_the_gateway_refuses_is_a_failed_member(tmp_path):
+    job = Job(tmp_path, Scripted({0: [{"stranger": 1.0}]}), tasks=1, n=1)
+    job.gateway.errors["finalize"] = [http_error(400)]
 
     async def scenario():
         await job.driver.run()
         return await job.endings()
 
     assert play(job, scenario) == {"failed": 1}
+
+
+def test_an_episode_that_cannot_be_written_down_ends_well(tmp_path):
+    job = Job(tmp_path, Scripted({0: [Outcome(1.0, info=None)]}), tasks=1, n=1, dump_every=1)
+    (tmp_path / "episodes.jsonl").mkdir()
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["episodes_not_written"]
+
+    assert play(job, scenario) == ({"ok": 1}, 1)
 
 
 def test_a_policy_that_was_not_there_leads_to_a_new_attempt(tmp_path):

@@ -13,6 +13,7 @@
 # limitations under the License.
 """What a user writes (a ``Workflow``) and what it is given (a ``Task`` and ``Agents``)."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -118,19 +119,31 @@ def as_outcome(result: Any) -> Outcome:
     """What ``run`` returned, in one form.
 
     Raises:
-        ValueError: it is no number, mapping or ``Outcome``.
+        ValueError: it is no number, mapping by name or ``Outcome``, or a reward or the score is not finite.
     """
     outcome = result if isinstance(result, Outcome) else Outcome(result)
-    if isinstance(outcome.rewards, Mapping):
-        values = list(outcome.rewards.values())
-    else:
-        values = [outcome.rewards]
-    if not values or not all(isinstance(value, int | float) or hasattr(value, "__float__") for value in values):
-        raise ValueError(f"a workflow must return a number, numbers by agent, or an Outcome, not {result!r}")
-    rewards = (
-        {name: float(value) for name, value in outcome.rewards.items()}
-        if isinstance(outcome.rewards, Mapping)
-        else float(outcome.rewards)
-    )
-    score = outcome.score if outcome.score is not None else sum(map(float, values)) / len(values)
-    return Outcome(rewards, float(score), outcome.info)
+    rewards = outcome.rewards
+    try:
+        if isinstance(rewards, Mapping):
+            if not all(isinstance(name, str) for name in rewards):
+                raise TypeError("agents and trajectories are named by texts")
+            rewards = {name: _number(value) for name, value in rewards.items()}
+            score = sum(rewards.values()) / len(rewards) if outcome.score is None else _number(outcome.score)
+        else:
+            rewards = _number(rewards)
+            score = rewards if outcome.score is None else _number(outcome.score)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"a workflow must return a number, numbers by agent, or an Outcome, not {result!r}: {error}"
+        ) from error
+    numbers = {**rewards, "score": score} if isinstance(rewards, Mapping) else {"reward": rewards, "score": score}
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ValueError(f"{name} is {number}, not a finite number")
+    return Outcome(rewards, score, outcome.info)
+
+
+def _number(value: Any) -> float:
+    if not hasattr(value, "__float__"):  # float() would also read a text
+        raise TypeError(f"{type(value).__name__} is no number")
+    return float(value)

@@ -150,7 +150,7 @@ class EpisodeRunner:
         """
         endpoints = await self._control("create_workflow", workflow_id, purpose="eval")
         try:
-            outcome, error = await self._play(endpoints, task, self._spec.eval_sampling)
+            outcome, error = await self._play(workflow_id, endpoints, task, self._spec.eval_sampling)
         except InfrastructureError as failure:
             outcome, error = None, str(failure)
         status = "failed" if outcome is None else "ok"
@@ -178,7 +178,7 @@ class EpisodeRunner:
         token = urlsplit(next(iter(endpoints.values())).openai_base_url).path.split("/")[2]
         watched = self._transcripts.watch(token)
         try:
-            outcome, error = await self._play(endpoints, task, {})
+            outcome, error = await self._play(workflow_id, endpoints, task, {})
             status = "failed" if outcome is None else "ok"
             answer, status, error = await self._finalize(workflow_id, status, outcome, error)
         except BaseException:
@@ -187,24 +187,25 @@ class EpisodeRunner:
         score = outcome.score if outcome is not None and status == "ok" else None
         ended = Ended(answer.get("status", status), score, error, retry + 1, time.monotonic() - started)
         if watched:
-            self._transcripts.write(
-                token,
-                task,
-                {
-                    "workflow_id": str(workflow_id),
-                    "status": ended.status,
-                    "score": score,
-                    "rewards": None if outcome is None else outcome.rewards,
-                    "info": {} if outcome is None else dict(outcome.info),
-                    "error": error,
-                    "seconds": round(ended.seconds, 3),
-                    "trajectories": answer.get("trajectories"),
-                },
-            )
+            episode = {
+                "workflow_id": str(workflow_id),
+                "status": ended.status,
+                "score": score,
+                "rewards": None if outcome is None else outcome.rewards,
+                "info": {} if outcome is None else outcome.info,
+                "error": error,
+                "seconds": round(ended.seconds, 3),
+                "trajectories": answer.get("trajectories"),
+            }
+            self._transcripts.write(token, task, episode)
         return ended
 
     async def _play(
-        self, endpoints: Mapping[str, AgentEndpoints], task: Task, settings: Mapping[str, Any]
+        self,
+        workflow_id: WorkflowId | str,
+        endpoints: Mapping[str, AgentEndpoints],
+        task: Task,
+        settings: Mapping[str, Any],
     ) -> tuple[Outcome | None, str | None]:
         """The user's code up to its deadline: an outcome, or what went wrong in it."""
         agents = Agents(endpoints, self._http, self._spec.timeout_s, settings)
@@ -221,12 +222,14 @@ class EpisodeRunner:
         if failure is not None:
             if is_infrastructure(failure, _origin(endpoints)):
                 raise InfrastructureError(describe(failure)) from failure
-            logger.info("workflow of task %d failed", task.index, exc_info=failure)
+            logger.info("workflow %s failed", workflow_id, exc_info=failure)
             return None, describe(failure)
         try:
             return mix_team_score(as_outcome(playing.result()), self._spec.team_share), None
-        except ValueError as error:
-            return None, describe(error)
+        except Exception as error:
+            # Reading the user's objects runs their code, which may raise anything; it is the workflow's own fault.
+            logger.warning("workflow %s: its result cannot be used", workflow_id, exc_info=True)
+            return None, f"result of workflow {workflow_id}: {describe(error)}"
 
     async def _run_user_code(self, task: Task, agents: Agents) -> Any:
         if inspect.iscoroutinefunction(self._workflow.run):

@@ -53,7 +53,8 @@ def is_infrastructure(error: BaseException, gateway_url: str) -> bool:
 def describe(error: BaseException) -> str:
     """One line for logs and terminal records."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:500]}" if text else type(error).__name__
+    line = f"{type(error).__name__}: {text[0][:500]}" if text else type(error).__name__
+    return line.encode("utf-8", "replace").decode()  # half a surrogate pair could not be sent
 
 
 def _url(error: BaseException) -> str | None:

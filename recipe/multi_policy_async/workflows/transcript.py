@@ -40,6 +40,7 @@ class Transcripts:
         self._path = path
         self._every = every if path is not None else 0
         self._seen = 0
+        self.lost = 0  # episodes that could not be written
         self._watched: dict[str, list[dict[str, Any]]] = {}  # by a piece of the workflow's URLs
 
     def watch(self, token: str) -> bool:
@@ -58,32 +59,38 @@ class Transcripts:
             return
         await response.aread()
         try:
-            call = {"agent": parts[4], "request": json.loads(response.request.content), "response": response.json()}
-        except ValueError:  # an error page: not worth an episode
-            logger.info("a call of workflow %s is not JSON and is left out of its transcript", token)
+            call = _readable(parts[4], json.loads(response.request.content), response.json())
+        except (ValueError, TypeError, AttributeError):  # an error page, or JSON of another shape
+            logger.info("a call of workflow %s cannot be read and is left out of its transcript", token)
             return
-        self._watched[token].append(_readable(call))
+        self._watched.get(token, []).append(call)  # the workflow may have ended while the answer was read
 
     def write(self, token: str, task: Task, episode: Mapping[str, Any]) -> None:
-        """Append the episode if it was watched."""
+        """Append the episode if it was watched; one that cannot be written is logged and counted in ``lost``."""
         calls = self._watched.pop(token, None)
         if calls is None or self._path is None:
             return
-        line = {"task": task.index, "question": task.question, "ground_truth": task.ground_truth, "calls": calls}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps({**episode, **line}, default=str, ensure_ascii=False) + "\n")
+        try:
+            line = {"task": task.index, "question": task.question, "ground_truth": task.ground_truth, "calls": calls}
+            text = json.dumps({**episode, **line}, default=str, ensure_ascii=False)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        except Exception:
+            # A full disk, a prompt without a user message, the user's own objects: the workflow is finalized, and
+            # what people read is not worth a job.
+            self.lost += 1
+            logger.warning("episode %s is not written down", episode.get("workflow_id"), exc_info=True)
 
     def forget(self, token: str) -> None:
         """The attempt was given up."""
         self._watched.pop(token, None)
 
 
-def _readable(call: dict[str, Any]) -> dict[str, Any]:
-    response = call["response"]
+def _readable(agent: str, request: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
     return {
-        "agent": call["agent"],
-        "messages": call["request"].get("messages"),
+        "agent": agent,
+        "messages": request.get("messages"),
         "answer": [choice.get("message") for choice in response.get("choices", ())] or response,
         "metadata": response.get("metadata"),
     }
