@@ -176,6 +176,7 @@ class WorkflowDriver:
         except TargetDiedError as error:
             logger.info("stopping without an ingestor: %s", error)
         await self._cancel_episodes()
+        self._runner.stop()
         await self._http.aclose()
 
     async def stats(self) -> dict[str, Any]:

@@ -111,12 +111,26 @@ def test_an_unknown_agent_is_an_error_that_names_the_known_ones(kind):
     assert _talk(_completion, scenario) == (["planner", "solver"], 2)
 
 
-@pytest.mark.parametrize(("status", "expected"), [(400, False), (404, False), (429, True), (503, True), (None, True)])
-def test_a_gateway_that_cannot_serve_is_infrastructure_and_a_refused_request_is_not(status, expected):
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "invalid_request", False),
+        (404, "agent_not_found", False),
+        (408, None, True),
+        (409, "workflow_closed", False),
+        (429, "model_paused", True),
+        (429, "too_many_workflows", True),
+        (429, "too_many_calls", False),
+        (503, "model_unavailable", True),
+        (None, None, True),
+    ],
+)
+def test_a_gateway_that_cannot_serve_is_infrastructure_and_a_refused_request_is_not(status, code, expected):
     def handler(request):
         if status is None:
             raise httpx.ConnectError("refused", request=request)
-        return httpx.Response(status, json={"error": {"message": "no"}}, headers={"x-should-retry": "false"})
+        body = {"error": {"message": "no", "code": code}}
+        return httpx.Response(status, json=body, headers={"x-should-retry": "false"})
 
     async def scenario(agents):
         agents["planner"].client.max_retries = 0

@@ -15,15 +15,18 @@
 
 import asyncio
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, ProducerDied, TakenBatch
-from recipe.multi_policy_async.tests.fakes.gateway_control import FakeGatewayControl, connection_error, http_error
+from recipe.multi_policy_async.tests.fakes.gateway_control import URL, FakeGatewayControl, connection_error, http_error
 from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec
 from recipe.multi_policy_async.trajectory import Version
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
@@ -253,6 +256,71 @@ def test_an_episode_that_cannot_be_written_down_ends_well(tmp_path):
         return await job.endings(), (await job.driver.stats())["episodes_not_written"]
 
     assert play(job, scenario) == ({"ok": 1}, 1)
+
+
+def test_an_agent_that_used_up_its_calls_is_a_failed_member_and_is_not_played_again(tmp_path):
+    request = httpx.Request("POST", f"{URL}/v1/chat/completions")
+    refusal = httpx.Response(429, json={"error": {"code": "too_many_calls"}}, request=request)
+    error = httpx.HTTPStatusError("more than it may", request=request, response=refusal)
+    job = Job(tmp_path, Scripted({0: [error]}), tasks=1, n=1)
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["retried"]
+
+    assert play(job, scenario) == ({"failed": 1}, 0)
+
+
+class Blocking:
+    """A plain function: ``seconds`` of a task's episode, then 1.0."""
+
+    def __init__(self, seconds: dict[int, float] | None = None):
+        self.seconds = seconds or {}
+        self.together = threading.Barrier(8)
+
+    def run(self, task: Task, agents: Any) -> float:
+        if task.index in self.seconds:
+            time.sleep(self.seconds[task.index])
+        else:
+            self.together.wait(5)
+        return 1.0
+
+
+def test_synchronous_workflows_run_as_many_at_once_as_configured(tmp_path):
+    """More than the threads of asyncio's own pool on a small machine."""
+    job = Job(tmp_path, Blocking(), tasks=8, n=1, max_concurrent=8)
+
+    async def scenario():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        await job.driver.run()
+        return await job.endings()
+
+    assert play(job, scenario) == {"ok": 8}
+
+
+def test_the_deadline_of_a_synchronous_workflow_begins_when_it_has_a_thread(tmp_path):
+    job = Job(tmp_path, Blocking({0: 2.0, 1: 0.7}), tasks=2, n=1, max_concurrent=1, timeout_s=1.2)
+    job.driver._plan["shuffle"] = False
+
+    async def scenario():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await job.driver.run()
+        return await job.endings()
+
+    # The first one holds the only thread for 0.8 s after its deadline, and 0.8 + 0.7 is more than 1.2.
+    assert play(job, scenario) == {"failed": 1, "ok": 1}
+
+
+def test_a_synchronous_workflow_that_finds_no_thread_is_a_failed_member_that_says_so(tmp_path):
+    job = Job(tmp_path, Blocking({0: 0.5, 1: 0.0}), tasks=2, n=1, max_concurrent=1, timeout_s=0.1)
+    job.driver._plan["shuffle"] = False
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["last_error"]
+
+    endings, error = play(job, scenario)
+    assert endings == {"failed": 2} and "found no free thread within 0.1 s" in error
 
 
 def test_a_policy_that_was_not_there_leads_to_a_new_attempt(tmp_path):

@@ -85,8 +85,8 @@ class Workflow(Protocol):
     async def run(self, task: Task, agents: Any) -> float | Mapping[str, float] | Outcome:
         """Play an episode and judge it.
 
-        A plain (not async) ``run`` is started in a thread. What it raises makes the episode a ``failed`` member of its
-        group.
+        A plain (not async) ``run`` is started in a thread of its own. What it raises makes the episode a ``failed``
+        member of its group.
 
         Args:
             task: the dataset row.

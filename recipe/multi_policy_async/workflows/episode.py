@@ -34,6 +34,7 @@ from .agents import Agents
 from .base import Outcome, Task, Workflow, as_outcome, mix_team_score
 from .failures import InfrastructureError, describe, is_infrastructure, is_refusal, status_code
 from .spec import WorkflowSpec
+from .threads import WorkflowThreads
 from .transcript import Transcripts
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class EpisodeRunner:
         self._ingestor = ingestor
         self._http = http
         self._transcripts = transcripts
+        self._threads = WorkflowThreads(spec.max_concurrent)
         self._deadline_s = spec.timeout_s + _CANCEL_GRACE_S
 
     async def run(self, first: WorkflowId, members: int, task: Task) -> Ended:
@@ -157,6 +159,10 @@ class EpisodeRunner:
         rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
         answer = await self._control("finalize", workflow_id, status=status, rewards=rewards, score=score, error=error)
         return Evaluated(outcome, error, answer.get("version_vector") or {})
+
+    def stop(self) -> None:
+        """Start no more threads."""
+        self._threads.stop()
 
     async def abort(
         self, workflow_id: WorkflowId, error: str, *, attempts: int = 1, started: float | None = None
@@ -209,7 +215,15 @@ class EpisodeRunner:
     ) -> tuple[Outcome | None, str | None]:
         """The user's code up to its deadline: an outcome, or what went wrong in it."""
         agents = Agents(endpoints, self._http, self._spec.timeout_s, settings)
-        playing = asyncio.ensure_future(self._run_user_code(task, agents))
+        if inspect.iscoroutinefunction(self._workflow.run):
+            playing = asyncio.ensure_future(self._workflow.run(task, agents))
+        elif await self._threads.reserve(self._spec.timeout_s):
+            playing = asyncio.ensure_future(_finish(self._threads.start(self._workflow.run, task, agents)))
+        else:
+            return None, (
+                f"found no free thread within {self._spec.timeout_s:g} s: all {self._spec.max_concurrent} are held by "
+                "workflows that passed their deadline and still run"
+            )
         try:
             done, _ = await asyncio.wait({playing}, timeout=self._spec.timeout_s)
             if not done:
@@ -230,12 +244,6 @@ class EpisodeRunner:
             # Reading the user's objects runs their code, which may raise anything; it is the workflow's own fault.
             logger.warning("workflow %s: its result cannot be used", workflow_id, exc_info=True)
             return None, f"result of workflow {workflow_id}: {describe(error)}"
-
-    async def _run_user_code(self, task: Task, agents: Agents) -> Any:
-        if inspect.iscoroutinefunction(self._workflow.run):
-            return await self._workflow.run(task, agents)
-        result = await asyncio.to_thread(self._workflow.run, task, agents)
-        return await result if inspect.isawaitable(result) else result
 
     async def _finalize(
         self, workflow_id: WorkflowId, status: str, outcome: Outcome | None, error: str | None
@@ -282,6 +290,12 @@ class EpisodeRunner:
             await asyncio.wait_for(self._gateway.abort(str(workflow_id)), timeout=_CANCEL_GRACE_S)
         except Exception as error:
             logger.info("abort of %s at the gateway: %s", workflow_id, describe(error))
+
+
+async def _finish(running: asyncio.Future[Any]) -> Any:
+    """A plain function may return an awaitable, which belongs to this loop."""
+    result = await running
+    return await result if inspect.isawaitable(result) else result
 
 
 def _origin(endpoints: Mapping[str, AgentEndpoints]) -> str:

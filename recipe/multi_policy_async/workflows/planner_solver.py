@@ -13,13 +13,12 @@
 # limitations under the License.
 """A planner that sees the question, a solver that sees only the planner's message, and at times a verifier."""
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import Outcome, Task
-from .scoring import REASONING_GYM, extract_answer, is_number, score_message
+from .scoring import REASONING_GYM, extract_answer, is_number, score_in_thread
 
 Examples = Sequence[Sequence[str]]
 """Pairs of a user message and the reply to it, told before the prompt: small models need to be shown."""
@@ -129,5 +128,5 @@ async def ask(agent: Any, prompt: str, examples: Sequence[Mapping[str, str]], **
 
 
 async def judge(task: Task, message: str, **info: str) -> Outcome:
-    """Score the final message, in a thread: verifiers may be slow, and the first one is imported here."""
-    return Outcome(await asyncio.to_thread(score_message, task, message), info={"answer": message, **info})
+    """Score the final message."""
+    return Outcome(await score_in_thread(task, message), info={"answer": message, **info})

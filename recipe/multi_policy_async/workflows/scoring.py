@@ -13,15 +13,18 @@
 # limitations under the License.
 """Scores an answer with the verifier that belongs to the task's ``data_source``. Torch-free for reasoning-gym."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
 from .base import Task
 
 REASONING_GYM = "reasoning_gym/"
+_VERIFIERS = ThreadPoolExecutor(4, thread_name_prefix="verifier")  # apart from asyncio's, which others may fill
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
 
@@ -43,6 +46,11 @@ def extract_answer(text: str, numeric: bool) -> str | None:
         numbers = _NUMBER.findall(text)
         return numbers[-1] if numbers else None
     return text.strip() or None
+
+
+async def score_in_thread(task: Task, text: str) -> float:
+    """``score_message`` beside the event loop: verifiers may be slow, and the first one is imported here."""
+    return await asyncio.get_running_loop().run_in_executor(_VERIFIERS, score_message, task, text)
 
 
 def score_message(task: Task, text: str) -> float:
