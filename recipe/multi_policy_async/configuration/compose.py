@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..gateway.spec import GatewaySpec
 from ..ingest.spec import IngestSpec, QueueSpec
 from ..workflows.spec import WorkflowSpec
-from . import schema, validate
+from . import schema, training_checks, validate
 from .errors import ConfigError, Problem, did_you_mean
 from .overlay import get
 from .policy import SHORT_KEYS, JobContext, PolicyBuilder
@@ -226,26 +226,27 @@ def _policies(
 ) -> tuple[dict[str, schema.PolicySpec], list[Problem]]:
     problems: list[Problem] = []
     policies: dict[str, schema.PolicySpec] = {}
+    trained = []
     stop, group_size = context.job["stop"], context.job["workflow"]["n"]
     for index, (model_id, section) in enumerate(models.items()):
         builder = PolicyBuilder(model_id, index, section, context)
         builder.build()
         if builder.tree:
             builder.problems += validate.policy_problems(builder, context.device, stop["by"], group_size)
-        if builder.tree:
+            builder.problems += validate.upstream_problems(builder, context.job["gateway"]["upstream"])
             queue, found = validate.spec_or_problems(QueueSpec, queue_settings(builder), builder.key("async_training"))
-            builder.problems += found
+            builder.problems += found or training_checks.queue_problems(builder, queue, group_size)
         problems += builder.problems
+        trained.append(builder.ours.get("train") is not False)
         if not builder.problems:
-            trained = builder.ours["train"]
             policies[model_id] = schema.PolicySpec(
                 model_id=model_id,
                 model_path=builder.ours["model_path"],
-                train=trained,
+                train=trained[-1],
                 trainer_gpus=builder.ours["trainer_gpus"],
                 rollout_gpus=builder.ours["rollout_gpus"],
                 gpus_per_replica=validate.gpus_per_replica(builder.tree),
-                target_updates=stop["updates"] if trained and stop["by"] == "updates" else None,
+                target_updates=stop["updates"] if trained[-1] and stop["by"] == "updates" else None,
                 namespace=builder.namespace,
                 replica_rank_offset=builder.replica_rank_offset,
                 master_port_range=builder.master_port_range(),
@@ -253,6 +254,9 @@ def _policies(
                 verl=builder.tree,
                 origin=_origins(builder, on_command_line),
             )
+    if trained and not any(trained):
+        fix = "train=true for at least one"
+        problems.append(Problem("multi_model.models", "are all frozen (train: false): nothing to train", fix=fix))
     return policies, problems
 
 
@@ -263,9 +267,7 @@ def queue_settings(policy: PolicyBuilder) -> dict[str, Any]:
     """
     settings = {name: policy.get(f"async_training.{name}") for name in QueueSpec.model_fields}
     if settings["max_lead_groups"] is None:
-        async_training = policy.get("async_training")
-        batch = policy.get("actor_rollout_ref.actor.ppo_mini_batch_size") * async_training["require_batches"]
-        lead = batch * async_training["trigger_parameter_sync_step"] * (1 + async_training["staleness_threshold"])
+        lead = training_checks.groups_per_version(policy.tree) * (1 + policy.get("async_training.staleness_threshold"))
         settings["max_lead_groups"] = max(1, int(lead))
     return settings
 

@@ -25,6 +25,7 @@ import yaml
 from . import resources
 from .overlay import get
 from .schema import JobSpec, PolicySpec
+from .training_checks import groups_per_version
 
 
 def explain(job: JobSpec, resolved: bool = False) -> str:
@@ -39,6 +40,7 @@ def explain(job: JobSpec, resolved: bool = False) -> str:
         _block("models", [_model_line(policy) for policy in job.models.values()]),
         _block("agents", [f"{agent} -> {model}" for agent, model in job.agent_model_mapping.items()]),
         ("resources (logical)\n" if job.device == "cpu" else "resources\n") + resources.table(resources.job_needs(job)),
+        *([_block("notes", notes)] if (notes := _notes(job)) else []),
         _settings(job),
     ]
     if resolved:
@@ -58,6 +60,20 @@ def write_resolved(job: JobSpec) -> Path:
     (folder / "job.yaml").write_text(_yaml(dumped))
     (folder / "explain.txt").write_text(explain(job) + "\n")
     return folder
+
+
+def _notes(job: JobSpec) -> list[str]:
+    """Settings that work, though hardly as meant."""
+    notes = []
+    for policy in job.trained.values():
+        lead, bound = policy.queue.max_lead_groups, policy.queue.max_staleness
+        versions = (lead - 1) // groups_per_version(policy.verl)
+        if bound is not None and bound < versions:
+            notes.append(
+                f"{policy.model_id}: a lead of {lead} groups lets one wait {versions} versions, and "
+                f"max_staleness={bound} drops those that do: lower staleness_threshold or max_lead_groups"
+            )
+    return notes
 
 
 def _goal(job: JobSpec) -> str:

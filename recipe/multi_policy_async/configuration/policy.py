@@ -171,7 +171,11 @@ class PolicyBuilder:
         return stop["updates"] * trigger if stop["by"] == "updates" and stop["updates"] else None
 
     def master_port_range(self) -> tuple[int, int]:
-        """A slice of ``run.master_port_range`` of this job and model alone (C11)."""
+        """A slice of ``run.master_port_range`` that no other model of this job has (C11).
+
+        Another job's model may have the same one, and verl closes the port that it found before a trainer binds it
+        (verl/single_controller/ray/base.py:get_master_addr_port): with two jobs on a node a port can still be lost.
+        """
         first, last = self._context.job["run"]["master_port_range"]
         slices = max(1, (last - first) // PORTS_PER_MODEL)
         start = first + (int(self._context.tag, 16) + self.index) % slices * PORTS_PER_MODEL
@@ -218,6 +222,9 @@ class PolicyBuilder:
             values["actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.group_name"] = self.namespace
         if self.origin.get("critic.model.path", "verl") == "verl":  # verl's default is a folder of its authors
             values["critic.model.path"] = self.ours["model_path"]
+        if self.ours["train"] is False and str(rollout.load_format).startswith("dummy"):
+            # verl's default leaves random weights for the first sync to replace; a frozen policy has none
+            values["actor_rollout_ref.rollout.load_format"] = "auto"
         horizon = self.horizon(config.async_training.trigger_parameter_sync_step)
         if horizon is not None:
             for optimizer in ("actor_rollout_ref.actor.optim", "critic.optim"):
@@ -240,6 +247,7 @@ _SET_INSTEAD = {
     "actor_rollout_ref.model.path": "set model_path",
     "rollout.n": "set workflow.n",
     "actor_rollout_ref.rollout.n": "set workflow.n",
+    "actor_rollout_ref.rollout.load_format": "leave it out: nobody sends a frozen policy its weights",
     "trainer.project_name": "set run.name",
     "trainer.default_local_dir": "set run.dir",
     "trainer.logger": "set metrics.backends",

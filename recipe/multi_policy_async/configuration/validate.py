@@ -28,11 +28,12 @@ from ..workflows.spec import WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID
+from .training_checks import estimator_problems, shuffle_problems
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
-GROUP_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "grpo_passk", "opo", "gpg", "gdpo")
-"""Estimators that compare the members of a group (verl/trainer/ppo/core_algos.py, AdvantageEstimator)."""
+HTTP_ROLLOUTS = ("hf", "sglang")
+"""Rollout servers with SGLang's HTTP interface."""
 
 
 def spec_or_problems(cls: type[BaseModel], data: Any, at: str) -> tuple[BaseModel | None, list[Problem]]:
@@ -162,6 +163,19 @@ def policy_problems(policy: PolicyBuilder, device: str, stop_by: str, group_size
     return found
 
 
+def upstream_problems(policy: PolicyBuilder, upstream: str) -> Iterable[Problem]:
+    """The gateway can talk to the model's rollout servers."""
+    name = policy.get("actor_rollout_ref.rollout.name")
+    if upstream == "sglang_router" and name not in HTTP_ROLLOUTS:
+        yield Problem(
+            policy.key("actor_rollout_ref.rollout.name"),
+            "does not speak SGLang's HTTP interface, which gateway.upstream=sglang_router needs",
+            name,
+            allowed=", ".join(HTTP_ROLLOUTS),
+            fix="gateway.upstream=verl_client",
+        )
+
+
 def _path(policy: PolicyBuilder, device: str, *_: Any) -> Iterable[Problem]:
     path = policy.ours["model_path"]
     key = policy.key("model_path")
@@ -221,8 +235,9 @@ def gpus_per_replica(tree: dict[str, Any]) -> int:
 
 
 _REFUSED = {
-    "async_training.use_trainer_do_validate": "evaluation runs whole workflows, in the workflow driver",
+    "async_training.use_trainer_do_validate": "evaluation plays whole workflows; it is not scheduled during training yet",
     "async_training.use_dynamic_resource_scheduling": "trainer GPUs are never lent to rollout",
+    "algorithm.use_pf_ppo": "it draws rows anew, padding among them",
     "reward.reward_model.enable": "rewards come from the workflow",
     "distillation.enabled": "there is no teacher in this recipe",
     "transfer_queue.enable": "the ingestor's queues carry the data",
@@ -258,11 +273,8 @@ def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) 
         yield Problem(
             policy.key("actor_rollout_ref.actor.ppo_mini_batch_size"), "must be >= 1", actor["ppo_mini_batch_size"]
         )
-    estimator = policy.get("algorithm.adv_estimator")
-    if estimator in GROUP_ESTIMATORS and group_size < 2:
-        yield Problem(
-            "workflow.n", f"{estimator} of {policy.model_id} compares the members of a group", group_size, fix=">= 2"
-        )
+    yield from estimator_problems(policy, group_size)
+    yield from shuffle_problems(policy)
 
 
 def _schedule(policy: PolicyBuilder, device: str, stop_by: str, *_: Any) -> Iterable[Problem]:

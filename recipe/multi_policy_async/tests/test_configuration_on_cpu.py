@@ -203,6 +203,19 @@ class TestDerived:
         policy = tiny_job(tmp_path, f"{PLANNER}.train=false").models["planner_model"]
         assert (policy.train, policy.trainer_gpus, policy.target_updates) == (False, 0, None)
 
+    def test_a_frozen_model_loads_its_weights_where_verl_would_leave_random_ones(self, tmp_path):
+        """Nobody sends a frozen policy its weights, as the first sync does for a trained one."""
+        models = tiny_job(tmp_path, "device=gpu", f"{PLANNER}.train=false").models
+        formats = {m: p.verl["actor_rollout_ref"]["rollout"]["load_format"] for m, p in models.items()}
+        assert formats == {"planner_model": "auto", "solver_model": "dummy"}
+
+    def test_random_weights_of_a_frozen_model_are_refused_and_another_format_is_not(self, tmp_path):
+        key = f"{PLANNER}.actor_rollout_ref.rollout.load_format"
+        frozen = ("device=gpu", f"{PLANNER}.train=false")
+        assert key in problems_of(tmp_path, *frozen, f"{key}=dummy")
+        policy = tiny_job(tmp_path, *frozen, f"{key}=safetensors").models["planner_model"]
+        assert policy.verl["actor_rollout_ref"]["rollout"]["load_format"] == "safetensors"
+
     def test_the_context_length_is_prompt_plus_response_when_none_is_given(self, tmp_path):
         lengths = ["policy_defaults.data.max_prompt_length=100", "policy_defaults.data.max_response_length=28"]
         rollout = tiny_job(tmp_path, *lengths).models["planner_model"].verl["actor_rollout_ref"]["rollout"]
@@ -365,6 +378,17 @@ class TestProblems:
     def test_an_unused_model_is_accepted_when_the_user_says_so(self, tmp_path):
         job = tiny_job(tmp_path, "agent_model_mapping.solver=planner_model", "multi_model.allow_unused=true")
         assert set(job.models) == {"planner_model", "solver_model"}
+
+    def test_a_job_without_a_model_to_train_is_refused(self, tmp_path):
+        found = problems_of(tmp_path, f"{PLANNER}.train=false", f"{SOLVER}.train=false")
+        assert "nothing to train" in found["multi_model.models"]
+
+    def test_a_rollout_server_without_sglangs_interface_needs_verls_client(self, tmp_path):
+        key = f"{PLANNER}.actor_rollout_ref.rollout.name"
+        found = problems_of(tmp_path, "device=gpu", f"{key}=vllm")
+        assert list(found) == [key] and "gateway.upstream=verl_client" in found[key]
+        assert tiny_job(tmp_path, "device=gpu", f"{key}=vllm", "gateway.upstream=verl_client")
+        assert tiny_job(tmp_path, "device=gpu", f"{key}=sglang", f"{SOLVER}.actor_rollout_ref.rollout.name=hf")
 
     def test_a_hub_id_is_accepted_on_a_gpu_machine(self, tmp_path):
         job = tiny_job(tmp_path, "device=gpu", f"{PLANNER}.model_path=Qwen/Qwen3-0.6B")

@@ -1,0 +1,123 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Settings of a trained policy that would spoil its updates, or let its job wait forever, without an error anywhere."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..ingest.spec import QueueSpec
+from .errors import Problem
+from .overlay import get
+from .policy import PolicyBuilder
+
+GROUP_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo")
+"""Estimators that compare the members of a group (verl/trainer/ppo/core_algos.py); a padding row is one of its own."""
+
+ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+"""Estimators whose advantages of real rows padding does not change; the last three whiten by the response mask."""
+
+_NO_SQUARES = "the sums of squared probabilities are not there where the rollout's log-probs are used"
+
+REFUSED_ESTIMATORS = {
+    # core_algos.py:compute_gpg_outcome_advantage scales all rows by rows / non-zero rewards
+    "gpg": "its scale counts padding rows",
+    # compute_grpo_passk_outcome_advantage raises on a group of one, and a padding row is one
+    "grpo_passk": "it refuses padding rows, which are groups of one",
+    # compute_remax_outcome_advantage wants reward_baselines, from a greedy rollout that no workflow plays
+    "remax": "nobody produces its greedy baseline",
+    # compute_gdpo_outcome_advantage wants a reward column per component; a trajectory has one reward
+    "gdpo": "a trajectory carries one reward, not its components",
+    # ray_trainer.py:compute_advantage asserts sum_pi_squared; it comes with log-probs that the trainer computes, and
+    # verl's fully async trainer takes those of the rollout
+    "optimal_token_baseline": _NO_SQUARES,
+    "tir_optimal_token_baseline": _NO_SQUARES,
+}
+
+
+def batch_groups(tree: dict[str, Any]) -> int:
+    """Advantage groups of one training step, as ``ModelAsyncRuntime`` takes them."""
+    size = get(tree, "actor_rollout_ref.actor.ppo_mini_batch_size")
+    return size * get(tree, "async_training.require_batches")
+
+
+def groups_per_version(tree: dict[str, Any]) -> int:
+    """Advantage groups between two weight versions."""
+    return batch_groups(tree) * get(tree, "async_training.trigger_parameter_sync_step")
+
+
+def estimator_problems(policy: PolicyBuilder, group_size: int) -> Iterable[Problem]:
+    """The advantage estimator is one of ``ESTIMATORS``, and has groups to compare where it needs them."""
+    if not policy.ours["train"]:
+        return
+    estimator = policy.get("algorithm.adv_estimator")
+    key = policy.key("algorithm.adv_estimator")
+    if estimator not in ESTIMATORS:
+        why = REFUSED_ESTIMATORS.get(estimator, "it is not known that padding leaves its advantages alone")
+        yield Problem(key, f"is not supported: {why}", estimator, allowed=", ".join(ESTIMATORS))
+    if estimator in GROUP_ESTIMATORS and group_size < 2:
+        what = f"{estimator} of {policy.model_id} compares the members of a group"
+        yield Problem("workflow.n", what, group_size, fix=">= 2")
+
+
+def shuffle_problems(policy: PolicyBuilder) -> Iterable[Problem]:
+    """Rows keep the places that batch assembly gave them: shuffled, a mini-batch may be padding alone, whose loss is
+    0/0."""
+    if not policy.ours["train"] or policy.get("async_training.require_batches") < 2:
+        return
+    uses_critic = policy.get("critic.enable") or policy.get("algorithm.adv_estimator") == "gae"
+    keys = ["actor_rollout_ref.actor.shuffle", *(["critic.shuffle"] if uses_critic else [])]
+    for key in keys:
+        if policy.get(key):
+            what = "undoes how real and padding rows are dealt over the mini-batches of async_training.require_batches"
+            yield Problem(policy.key(key), what, policy.get(key), fix="false")
+
+
+def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> Iterable[Problem]:
+    """The queue lets as many groups in as training waits for.
+
+    Args:
+        policy: the model.
+        queue: its queue, with the derived lead.
+        group_size: workflows per task.
+    """
+    batch = batch_groups(policy.tree)
+    if not policy.ours["train"] or batch < 1 or groups_per_version(policy.tree) < 1:
+        return  # the last two are problems of their own
+    at_least = min(queue.min_batch_groups or batch, batch)
+    # Groups trained since the last version count too, and all batches but the last may be full ones.
+    needed = groups_per_version(policy.tree) - batch + at_least
+    assert queue.max_lead_groups is not None, "derived where it is not given"
+    if queue.max_lead_groups < needed:
+        given = policy.get("async_training.max_lead_groups") is not None
+        name = "max_lead_groups" if given else "staleness_threshold"
+        yield Problem(
+            policy.key(f"async_training.{name}"),
+            f"stops production at {queue.max_lead_groups} groups, but a weight version takes {needed}",
+            policy.get(f"async_training.{name}"),
+            fix=f">= {needed if given else 0}",
+        )
+    if queue.max_queue_groups is not None and queue.max_queue_groups < at_least:
+        yield Problem(
+            policy.key("async_training.max_queue_groups"),
+            f"drops groups before the {at_least} of a batch are there",
+            queue.max_queue_groups,
+            fix=f">= {at_least}" + ("" if queue.min_batch_groups else ", or set min_batch_groups"),
+        )
+    if queue.min_group_size > group_size:
+        yield Problem(
+            policy.key("async_training.min_group_size"),
+            f"workflow.n={group_size} attempts whose agent makes one call give no group that large",
+            queue.min_group_size,
+            fix=f"<= {group_size}, or raise workflow.n",
+        )
