@@ -63,15 +63,17 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
         from .workflows.loader import load_workflow_class
 
         workflow = load_workflow_class(job.workflow.name, job.workflow.path)(**job.workflow.kwargs)
+        data = job.data.model_dump() | {"seed": job.run.seed if job.data.seed is None else job.data.seed}
         super().__init__(
             job.workflow,
             workflow,
-            load_tasks(job.data.model_dump() | {"seed": job.run.seed}),
+            load_tasks(data),
             GatewayControlClient(gateway_url, control_key),
             ingestor,
+            eval_tasks=load_tasks(data, "val") if job.data.val_files else None,
             run_dir=Path(job.run.dir),
             shuffle=job.data.shuffle,
-            seed=job.run.seed,
+            seed=data["seed"],
             max_tasks=job.stop.tasks if job.stop.by == "tasks" else None,
             poll_s=job.ingest.poll_s,
         )

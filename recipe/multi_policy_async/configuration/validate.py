@@ -235,7 +235,7 @@ def gpus_per_replica(tree: dict[str, Any]) -> int:
 
 
 _REFUSED = {
-    "async_training.use_trainer_do_validate": "evaluation plays whole workflows; it is not scheduled during training yet",
+    "async_training.use_trainer_do_validate": "evaluation plays whole workflows, not scheduled during training yet",
     "async_training.use_dynamic_resource_scheduling": "trainer GPUs are never lent to rollout",
     "algorithm.use_pf_ppo": "it draws rows anew, padding among them",
     "reward.reward_model.enable": "rewards come from the workflow",
