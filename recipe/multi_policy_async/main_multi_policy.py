@@ -65,12 +65,13 @@ def main(argv: list[str] | None = None) -> int:
 def launch(job: JobSpec) -> int:
     """Start or join Ray, check that the job fits, run it, leave nothing behind.
 
+    The run directory is claimed once the job is known to fit: a corrected command may name the same one.
+
     Raises:
         ResourcesError: the cluster is too small.
         ConfigError: the run directory belongs to another run.
     """
-    claim_run_dir(job)
-    write_resolved(job)
+    refuse_used_run_dir(job)  # before Ray, which takes seconds
     import ray  # here: --explain and a refused configuration need none
 
     from .configuration.ray_cluster import available_nodes, connect
@@ -78,6 +79,8 @@ def launch(job: JobSpec) -> int:
     try:
         connect(job)
         check(job, available_nodes())
+        claim_run_dir(job)
+        write_resolved(job)
         from .multi_model_disaggregate_trainer import run
 
         return run(job)
@@ -85,15 +88,30 @@ def launch(job: JobSpec) -> int:
         ray.shutdown()
 
 
-def claim_run_dir(job: JobSpec) -> None:
-    """Create the run directory; a job never writes into another run's.
+def refuse_used_run_dir(job: JobSpec) -> None:
+    """A job never writes into another run's directory.
 
     Raises:
         ConfigError: it holds a run already.
     """
     if (job.run.dir / "config").exists():
-        raise ConfigError([Problem("run.dir", "holds another run", str(job.run.dir), fix="name a new folder")])
-    job.run.dir.mkdir(parents=True, exist_ok=True)
+        raise _holds_another_run(job)
+
+
+def claim_run_dir(job: JobSpec) -> None:
+    """Create the run directory; of two jobs that start at once, one gets it.
+
+    Raises:
+        ConfigError: it holds a run already.
+    """
+    try:
+        (job.run.dir / "config").mkdir(parents=True)
+    except FileExistsError:
+        raise _holds_another_run(job) from None
+
+
+def _holds_another_run(job: JobSpec) -> ConfigError:
+    return ConfigError([Problem("run.dir", "holds another run", str(job.run.dir), fix="name a new folder")])
 
 
 if __name__ == "__main__":
