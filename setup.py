@@ -24,6 +24,7 @@ BASE = [
     "aiohttp",
     "fastapi",
     "httpx",
+    "httpx-aiohttp==0.2.0",  # httpx over aiohttp: a third of the CPU time per call with many connections
     "hydra-core>=1.3.2,<1.4",
     "numpy",
     "omegaconf>=2.3,<2.4",

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from httpx_aiohttp import HttpxAiohttpClient
 
 from .ingest.handle import TargetDiedError, call
 from .trajectory import WorkflowId
@@ -99,8 +100,8 @@ class WorkflowDriver:
         self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
         self._poll_s = poll_s
         self._transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
-        self._http = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=spec.max_concurrent),
+        self._http = HttpxAiohttpClient(
+            limits=httpx.Limits(max_connections=0),  # aiohttp's word for no limit
             event_hooks={"response": [self._transcripts.on_response]},
             trust_env=False,  # no proxies: the gateway is on this host or in this cluster
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from httpx_aiohttp import HttpxAiohttpClient
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class GatewayControlClient:
 
     def __init__(self, base_url: str, key: str, *, timeout_s: float = 120.0) -> None:
         self._workflows_url = base_url.rstrip("/") + "/control/v1/workflows"
-        self._http = httpx.AsyncClient(
+        self._http = HttpxAiohttpClient(
             headers={"authorization": f"Bearer {key}"},
             timeout=timeout_s,
             trust_env=False,  # the gateway is never behind a proxy
             verify=base_url.startswith("https"),  # building a TLS context costs 30 ms
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=0),  # aiohttp's word for no limit
         )
 
     async def create_workflow(self, workflow_id: str, *, purpose: str = "train") -> dict[str, AgentEndpoints]:
