@@ -32,7 +32,7 @@ from typing import Any
 from .ingest.accounts import Account, model_stats
 from .ingest.batch_source import End, ProducerDied, TakenBatch
 from .ingest.group_queue import GroupQueue
-from .ingest.intake import Intake
+from .ingest.intake import Intake, describe_idle
 from .ingest.outlet import Outlet
 from .ingest.recovery import rebuild, unfinished
 from .ingest.spec import IngestSpec, QueueSpec
@@ -114,20 +114,17 @@ class TrajectoryIngestor:
     # -- production ------------------------------------------------------------------------------------------------
 
     async def admit(self, epoch: int, task: int, members: int, timeout_s: float) -> bool:
-        """Wait for room and open a task with ``members`` workflows, so that it counts in the next decision.
+        """Wait for room (ingest/schedule.py) and open a task with ``members`` workflows, which counts from now on.
 
         Returns:
             ``False`` after ``timeout_s``.
         """
         return await self._intake.admit(epoch, task, members, timeout_s)
 
-    async def has_room(self) -> bool:
-        """Whether another task may be started now (ingest/schedule.py)."""
-        return self._state.has_room()
-
-    async def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait until another task may be started; ``False`` after ``timeout_s``."""
-        return await self._intake.wait_for_room(timeout_s)
+    async def starving(self) -> str | None:
+        """Why the job should end: a policy got no group from ``idle_tasks_limit`` tasks; ``None``: it should not."""
+        found = [queue for queue in self._state.queues.values() if queue.starves]
+        return f"{describe_idle(found[0])} (queue.idle_tasks_limit)" if found else None
 
     async def issue(self, workflow_id: str, members: int, deadline_s: float | None = None) -> str:
         """Write that a workflow of a task with ``members`` workflows is started, before it is.
@@ -265,11 +262,6 @@ class TrajectoryIngestor:
             model_id: model_stats(queue, state.accounts[model_id], state.open.values())
             for model_id, queue in state.queues.items()
         }
-
-    async def workflow_stats(self) -> dict[str, Any]:
-        """Open tasks, workflows in flight, and endings by status of this process."""
-        state = self._state
-        return {"open_tasks": len(state.open), "in_flight": len(state.in_flight), "endings": dict(state.endings)}
 
     async def close(self) -> None:
         """Close the ledger; what waits in it is taken up by the next start."""

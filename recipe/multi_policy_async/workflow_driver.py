@@ -13,7 +13,7 @@
 # limitations under the License.
 """WorkflowDriver: tasks in, finalized workflows out, never further ahead of training than admission allows.
 
-    dataset --> order --> admission (wait_for_room, max_concurrent) --> n episodes per task --> end_of_data
+    dataset --> order --> admission (room in training, max_concurrent) --> n episodes per task --> end_of_data
                               ^                                            |
                               '----- ingestor: groups in flight, queued, in training
 
@@ -128,7 +128,8 @@ class WorkflowDriver:
         """Start tasks until they are used up, ``drain`` or ``stop``; then tell the trainers that no more will come.
 
         Raises:
-            DriverError: too many workflows failed in a row, or a part it needs is gone. The ingestor was told.
+            DriverError: too many workflows failed in a row, a policy gets no groups, or a part it needs is gone. The
+                ingestor was told.
         """
         try:
             try:
@@ -221,6 +222,8 @@ class WorkflowDriver:
             await self._wait_until(lambda: self._draining, "waiting after an outage", min(wait_s, _MAX_OUTAGE_WAIT_S))
         while not self._draining:
             self._check()
+            if (reason := await call(self._ingestor, "starving")) is not None:
+                raise DriverError(f"workflow driver: {reason}")
             asked, idle = time.monotonic(), not self._episodes
             if await call(self._ingestor, "admit", epoch, task, self._spec.n, min(self._poll_s, _ADMIT_POLL_S)):
                 self._state = "producing"

@@ -66,7 +66,7 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
 
     Rows: ``accepted`` = ``trained`` + ``recorded`` + ``dropped`` (by reason) + ``open`` + ``queued`` + ``taken``;
     ``unaccounted`` is what is missing, always 0. Groups: ``queue_groups``, ``taken_groups``, ``lead_groups`` of
-    ``max_lead_groups``.
+    ``max_lead_groups``; ``idle_tasks`` closed in a row without one.
     """
     tasks = list(open_tasks)
     open_rows = sum(len(task.groups.row_ids(queue.model_id)) for task in tasks)
@@ -85,6 +85,7 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "lead_groups": queue.lead(len(tasks)),
         "max_lead_groups": queue.spec.max_lead_groups,
         "groups_per_task": queue.groups_per_task,
+        "idle_tasks": queue.idle_tasks,
         "held_s": queue.held_s,
         "state": queue.state,
     }

@@ -70,6 +70,7 @@ class GroupQueue:
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
         self.version: Version | None = None  # of the trainer's newest take
         self.held_s = 0.0
+        self.idle_tasks = 0  # closed in a row without a group for it
         self._consumed_in_version = 0
         self._batches = 0
 
@@ -142,6 +143,13 @@ class GroupQueue:
     def task_closed(self, groups: int) -> None:
         """Learn how many groups a task feeds to this policy."""
         self.groups_per_task = _EMA * self.groups_per_task + (1 - _EMA) * groups
+        self.idle_tasks = 0 if groups or not self.can_train else self.idle_tasks + 1
+
+    @property
+    def starves(self) -> bool:
+        """Whether it can train and got no group for so long that the job should end."""
+        limit = self.spec.idle_tasks_limit
+        return self.can_train and limit is not None and self.idle_tasks >= limit
 
     # -- out -------------------------------------------------------------------------------------------------------
 

@@ -13,18 +13,32 @@
 # limitations under the License.
 """The producing side: tasks are admitted, workflows issued, terminal records committed."""
 
+import logging
 import time
 from collections import Counter
 
 from ..trajectory import WorkflowId, WorkflowRecord
 from .arrival import Arrival, check_record, plan_arrival
 from .digest import record_digest
+from .group_queue import GroupQueue
 from .groups import OpenTask
 from .holding import InFlight
 from .ledger import ISSUED
 from .ledger_schema import SUPERSEDED
 from .row_codec import encode_arrays
 from .state import IngestState
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WARNING = 64  # tasks in a row without a group for a policy that can train
+
+
+def describe_idle(queue: GroupQueue) -> str:
+    """What to tell of a policy that gets no groups."""
+    return (
+        f"policy {queue.model_id} got no group from the last {queue.idle_tasks} tasks: its agents are not called, or "
+        f"fail, or leave fewer than {queue.spec.min_group_size} rows (queue.min_group_size); it cannot train"
+    )
 
 
 class Intake:
@@ -33,7 +47,7 @@ class Intake:
     def __init__(self, state: IngestState):
         self._state = state
 
-    async def wait_for_room(self, timeout_s: float) -> bool:
+    async def admit(self, epoch: int, task: int, members: int, timeout_s: float) -> bool:
         state = self._state
         deadline = state.clock() + timeout_s
         while not state.has_room():
@@ -41,12 +55,6 @@ class Intake:
             if left <= 0:
                 return False
             await state.changes.wait(state.changes.now(), left)
-        return True
-
-    async def admit(self, epoch: int, task: int, members: int, timeout_s: float) -> bool:
-        state = self._state
-        if not await self.wait_for_room(timeout_s):
-            return False
 
         async def write() -> None:
             await state.serial.on_disk(state.ledger.open_task, epoch, task, members)
@@ -127,7 +135,6 @@ class Intake:
         for row in commit.rows:
             state.accounts[row.trajectory.model_id].accept(row.fate)
         del state.in_flight[record.workflow_id]
-        state.endings[record.status] += 1
         task.ended.add(sample)
         task.groups = arrival.groups
         if commit.closed is not None:
@@ -143,5 +150,7 @@ class Intake:
             queue.add(new)
             queue.discard([group for group, _ in arrival.dropped if group.model_id == model_id])
             queue.task_closed(len(new))
+            if queue.idle_tasks >= _IDLE_WARNING and queue.idle_tasks.bit_count() == 1:  # again at each doubling
+                logger.warning("%s", describe_idle(queue))
         for group, reason in arrival.dropped:
             self._state.accounts[group.model_id].settle(reason, len(group.rows))

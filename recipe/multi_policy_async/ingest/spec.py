@@ -59,6 +59,8 @@ class QueueSpec(_Spec):
     """``drop`` stale groups; ``hold``: also wait with a version that would make a group in play stale (holding.py)."""
     start_after_tasks: int = Field(ge=0)
     """The policy begins to train when so many tasks are over."""
+    idle_tasks_limit: int | None = Field(ge=1)
+    """So many tasks in a row gave a policy that can train no group: the job gives up. ``None``: never."""
     min_group_size: int = Field(ge=1)
     """Groups with fewer rows are dropped as ``group_too_small``; GRPO gives a group of one its raw reward."""
     group_by: Literal["task_agent", "task_agent_turn", "task"]

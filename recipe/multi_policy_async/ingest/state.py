@@ -18,7 +18,6 @@ Intake and Outlet share it. Every change goes to the ledger first, then to memor
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +50,6 @@ class IngestState:
         self.schedule = make_schedule(spec)
         self.queues: dict[str, GroupQueue] = {}
         self.end: End | ProducerDied | None = None
-        self.endings: Counter[str] = Counter()
         recovered = self.ledger.recover()
         self.next_row_id = recovered.next_row_id
         self.next_close = recovered.next_close

@@ -23,7 +23,7 @@ import sys
 import pytest
 
 from ..trajectory import Version
-from .fakes.workflow_records import PLANNER, SOLVER, queue_spec, record, trajectory, with_ingestor
+from .fakes.workflow_records import PLANNER, SOLVER, queue_spec, record, trajectory, with_ingestor, workflow_stats
 
 V0 = Version(1, 0)
 
@@ -60,7 +60,7 @@ def _after(folder):
             for workflow_id in ids:
                 await ingestor.issue(workflow_id, members)
                 await ingestor.ingest(record(workflow_id, trajectory(workflow_id)))
-        return stats, unfinished, taken, await ingestor.workflow_stats()
+        return stats, unfinished, taken, workflow_stats(ingestor)
 
     return with_ingestor(folder, scenario)
 

@@ -25,10 +25,12 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
     finish_task,
+    has_room,
     queue_spec,
     record,
     trajectory,
     with_ingestor,
+    workflow_stats,
 )
 from recipe.multi_policy_async.trajectory import Version
 
@@ -153,7 +155,7 @@ def test_a_record_that_cannot_be_accounted_for_is_refused_with_the_workflow_id(t
         await ingestor.issue("e0-t0-s0-a0", 1)
         with pytest.raises(ValueError, match=f"workflow e0-t0-s0-a0.*{message}"):
             await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **change)))
-        return await ingestor.workflow_stats()
+        return workflow_stats(ingestor)
 
     assert with_ingestor(tmp_path, scenario)["in_flight"] == 1
 
@@ -418,9 +420,9 @@ def test_admission_waits_at_the_lead_and_goes_on_when_a_new_version_takes(tmp_pa
             await finish_task(ingestor, task)
         rooms.append(await ingestor.admit(0, 2, 2, 0.01))
         batch = await ingestor.take(PLANNER, 2, V0, 1)
-        rooms.append(await ingestor.has_room())
+        rooms.append(has_room(ingestor))
         await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
-        rooms.append(await ingestor.has_room())
+        rooms.append(has_room(ingestor))
         waiting = asyncio.create_task(ingestor.admit(0, 2, 2, 5))
         assert await ingestor.take(PLANNER, 2, Version(0, 1), 0.01) is None
         rooms.append(await waiting)
@@ -435,7 +437,7 @@ def test_a_full_policy_stops_admission_alone_only_under_the_rule_all(tmp_path, r
         await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=1), True)
         await ingestor.register_policy(SOLVER, queue_spec(max_lead_groups=8), True)
         await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
-        return await ingestor.has_room()
+        return has_room(ingestor)
 
     assert with_ingestor(tmp_path, scenario, admission=rule) is room
 
@@ -452,11 +454,49 @@ def test_a_policy_that_cannot_train_now_has_no_say_in_admission(tmp_path, how, r
             await ingestor.pause(PLANNER)
         rooms = []
         for task in range(2):
-            rooms.append(await ingestor.has_room())
+            rooms.append(has_room(ingestor))
             await finish_task(ingestor, task, models=(PLANNER, SOLVER))
-        return [*rooms, await ingestor.has_room()]
+        return [*rooms, has_room(ingestor)]
 
     assert with_ingestor(tmp_path, scenario, admission=rule) == [True, True, False]
+
+
+def test_a_policy_that_gets_no_groups_is_warned_of_and_starves_at_its_limit(tmp_path, caplog):
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(idle_tasks_limit=70), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        for task in range(1, 70):
+            await finish_task(ingestor, task)
+        idle = {model_id: each["idle_tasks"] for model_id, each in (await ingestor.stats()).items()}
+        before = await ingestor.starving()
+        await finish_task(ingestor, 70)
+        at_limit = await ingestor.starving()
+        await ingestor.retire(SOLVER)
+        return idle, before, at_limit, await ingestor.starving()
+
+    idle, before, at_limit, retired = with_ingestor(tmp_path, scenario)
+    assert idle == {PLANNER: 0, SOLVER: 69} and before is None and retired is None
+    assert at_limit.startswith("policy solver_model got no group from the last 70 tasks")
+    warnings = [entry.message for entry in caplog.records if entry.levelname == "WARNING"]
+    assert len(warnings) == 1 and warnings[0].startswith("policy solver_model got no group from the last 64 tasks")
+
+
+@pytest.mark.parametrize("how", ["frozen", "retired", "paused", "without a limit"])
+def test_a_policy_that_need_not_train_never_starves(tmp_path, how):
+    async def scenario(ingestor):
+        limit = None if how == "without a limit" else 1
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await ingestor.register_policy(SOLVER, queue_spec(idle_tasks_limit=limit), how != "frozen")
+        if how == "retired":
+            await ingestor.retire(SOLVER)
+        if how == "paused":
+            await ingestor.pause(SOLVER)
+        for task in range(3):
+            await finish_task(ingestor, task)
+        return await ingestor.starving()
+
+    assert with_ingestor(tmp_path, scenario) is None
 
 
 def test_admission_learns_how_rarely_a_policy_is_called(tmp_path):
@@ -522,7 +562,7 @@ def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
             sending.cancel()
             await asyncio.wait({sending})
             await ingestor.ingest(record(name, trajectory(name), trajectory(name, row=1)))
-        return await _model(ingestor), await ingestor.workflow_stats()
+        return await _model(ingestor), workflow_stats(ingestor)
 
     stats, workflows = with_ingestor(tmp_path, scenario)
     assert stats["accepted"] == 20 and workflows == {"open_tasks": 0, "in_flight": 0, "endings": {"ok": 10}}

@@ -27,7 +27,13 @@ import pytest
 
 from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, ProducerDied, TakenBatch
 from recipe.multi_policy_async.tests.fakes.gateway_control import URL, FakeGatewayControl, connection_error, http_error
-from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec
+from recipe.multi_policy_async.tests.fakes.workflow_records import (
+    PLANNER,
+    SOLVER,
+    ingest_spec,
+    queue_spec,
+    workflow_stats,
+)
 from recipe.multi_policy_async.trajectory import Version
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 from recipe.multi_policy_async.workflow_driver import DriverError, WorkflowDriver
@@ -107,11 +113,21 @@ class Reach:
 class Job:
     """Driver, fake gateway and real ingestor with both policies registered."""
 
-    def __init__(self, path: Path, workflow: Any, *, tasks: int = 3, lead: int = 100, epochs: int = 1, **changes: Any):
+    def __init__(
+        self,
+        path: Path,
+        workflow: Any,
+        *,
+        tasks: int = 3,
+        lead: int = 100,
+        idle_tasks_limit: int | None = None,
+        epochs: int = 1,
+        **changes: Any,
+    ):
         self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec())
         self.reach_ingestor = Reach(self.ingestor)
         self.gateway = FakeGatewayControl(self.reach_ingestor.ingest, MODELS)
-        self.lead = lead
+        self.queue = queue_spec(max_lead_groups=lead, idle_tasks_limit=idle_tasks_limit)
         self.driver = WorkflowDriver(
             workflow_spec(**changes),
             workflow,
@@ -128,13 +144,13 @@ class Job:
 
     async def open(self) -> None:
         for model_id in (PLANNER, SOLVER):
-            await self.ingestor.register_policy(model_id, queue_spec(max_lead_groups=self.lead), True)
+            await self.ingestor.register_policy(model_id, self.queue, True)
 
     def waits_for_training(self) -> bool:
         return self.driver._state == "waiting for training" and not self.driver._episodes
 
     async def endings(self) -> dict[str, int]:
-        stats = await self.ingestor.workflow_stats()
+        stats = workflow_stats(self.ingestor)
         assert stats["in_flight"] == 0, "invariant 4"
         return stats["endings"]
 
@@ -363,7 +379,7 @@ def test_attempts_are_bounded_and_the_group_closes_without_the_aborted_member(tm
 
     async def scenario():
         await job.driver.run()
-        return await job.endings(), await job.ingestor.workflow_stats()
+        return await job.endings(), workflow_stats(job.ingestor)
 
     endings, stats = play(job, scenario)
     assert endings == {"aborted": 1} and stats["open_tasks"] == 0
@@ -496,6 +512,19 @@ def test_time_in_which_training_left_no_room_is_no_outage(tmp_path, aborted):
     assert play(job, scenario) == {"aborted": len(aborted), "ok": 4 - len(aborted)}
 
 
+def test_a_policy_whose_agent_is_not_called_any_more_ends_the_driver_by_name(tmp_path):
+    job = Job(tmp_path, Scripted(), tasks=40, idle_tasks_limit=6)
+    job.gateway.silent_after = {"solver": 4}  # workflows
+
+    async def scenario():
+        with pytest.raises(DriverError, match="policy solver_model got no group.*queue.idle_tasks_limit"):
+            await job.driver.run()
+        return (await job.driver.stats())["tasks_started"], await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
+
+    started, answer = play(job, scenario)
+    assert 8 <= started < 40 and isinstance(answer, ProducerDied)
+
+
 def test_a_bug_inside_the_driver_reaches_the_trainers(tmp_path):
     job = Job(tmp_path, Scripted(), tasks=3)
     job.driver._tasks = None
@@ -544,7 +573,7 @@ def test_an_evaluation_is_one_score_of_the_team_in_which_failures_count_and_the_
 
     async def scenario():
         report = await job.driver.evaluate()
-        return report, await job.ingestor.stats(), await job.ingestor.workflow_stats()
+        return report, await job.ingestor.stats(), workflow_stats(job.ingestor)
 
     report, stats, workflows = play(job, scenario)
     assert (report.tasks, report.failed, report.score) == (4, 1, (0.75 + 0 + 1 + 0.25) / 4)

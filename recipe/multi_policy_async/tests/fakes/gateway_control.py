@@ -14,6 +14,7 @@
 """A gateway without HTTP: it mints sessions, and finalize hands a record with one row per called agent to a sink."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class FakeGatewayControl:
         self.finalized: list[tuple[str, str]] = []
         self.aborted: list[str] = []
         self.errors: dict[str, list[BaseException]] = {}  # method -> errors of its next calls
+        self.silent_after: dict[str, int] = {}  # agent -> workflows after which it is not called any more
         self.lose_answers: list[str] = []  # methods whose next call works, but its answer is lost
 
     def _maybe_fail(self, method: str) -> None:
@@ -97,6 +99,7 @@ class FakeGatewayControl:
         return [
             trajectory(workflow_id, model=model, agent_id=agent, reward=reward(agent), version=self._version())
             for agent, model in self._models.items()
+            if len(self.finalized) < self.silent_after.get(agent, math.inf)
         ]
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from recipe.multi_policy_async.ingest.ledger_report import open_ledger, workflow_counts
+from recipe.multi_policy_async.ingest.ledger_schema import SUPERSEDED
 from recipe.multi_policy_async.ingest.spec import IngestSpec, QueueSpec
 from recipe.multi_policy_async.trajectory import Trajectory, WorkflowRecord
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
@@ -49,6 +51,7 @@ def queue_spec(**changes: Any) -> QueueSpec:
         "max_staleness": None,
         "on_stale": "drop",
         "start_after_tasks": 0,
+        "idle_tasks_limit": None,
         "min_group_size": 2,
         "group_by": "task_agent",
         "min_batch_groups": None,
@@ -83,6 +86,21 @@ def trajectory(workflow_id: str, /, *, model: str = PLANNER, row: int = 0, **cha
 
 def record(workflow_id: str, *rows: Trajectory, status: str = "ok", **changes: Any) -> WorkflowRecord:
     return WorkflowRecord(workflow_id=workflow_id, status=status, trajectories=rows, **changes)
+
+
+def has_room(ingestor: TrajectoryIngestor) -> bool:
+    """Whether admission would start another task now."""
+    return ingestor._state.has_room()
+
+
+def workflow_stats(ingestor: TrajectoryIngestor) -> dict[str, Any]:
+    """Open tasks, workflows in flight, and terminal records by status."""
+    state = ingestor._state
+    with open_ledger(state.ledger._db.path) as db:
+        endings = {each["status"]: each["workflows"] for each in workflow_counts(db)}
+    for status in (SUPERSEDED, "in flight"):
+        endings.pop(status, None)
+    return {"open_tasks": len(state.open), "in_flight": len(state.in_flight), "endings": endings}
 
 
 async def finish_task(
