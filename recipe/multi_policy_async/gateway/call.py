@@ -47,9 +47,6 @@ class CallState(str, Enum):
     ABANDONED = "abandoned"
 
 
-ABANDON_REASONS = ("client_gone", "superseded", "unchosen", "late", "failed_workflow", "policy_down", "shutdown")
-
-
 @dataclass(slots=True, eq=False)
 class Call:
     """One choice of one request: what was sent to the engine and exactly what it sampled.

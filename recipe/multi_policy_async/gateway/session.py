@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Container
 from enum import Enum
 
+from ..ingest.reasons import ABANDON_REASONS
 from .call import Call, CallState, Event, Exchange
 from .errors import Busy, CallLost, GatewayError, UpstreamFailed, WorkflowClosed
 from .history import ConversationIndex, Prompt
@@ -239,6 +240,7 @@ class WorkflowSession:
                 self._abandon_call(call, reason)
 
     def _abandon_call(self, call: Call, reason: str) -> None:
+        assert reason in ABANDON_REASONS, reason
         call.state, call.reason = CallState.ABANDONED, reason
         self._metrics.call_ended(call.model_id, reason, len(call.ids))
         if call.prompt.parent is not None and call.prompt.parent.extended_by is call:

@@ -21,16 +21,16 @@ RECORDED = "recorded"  # rows of frozen policies
 
 STALE = "stale"
 SURPLUS = "surplus"
-FILTERED = "filtered"
+FILTERED = "filtered"  # not given yet: trainers have no filter
 FAILED_WORKFLOW = "failed_workflow"
 GROUP_TOO_SMALL = "group_too_small"
 TRUNCATED = "truncated"
-CONSTRAINED = "constrained"
+CONSTRAINED = "constrained"  # not given yet: the gateway refuses such requests
 NON_FINITE = "non_finite"
 ROLLED_BACK = "rolled_back"
 RETIRED = "retired"
-POLICY_DOWN = "policy_down"
-POISON = "poison"
+POLICY_DOWN = "policy_down"  # not given yet: a dead policy ends the job
+POISON = "poison"  # not given yet by a job: its trainers give no batch back
 SHUTDOWN = "shutdown"
 
 DROP_REASONS = (
@@ -50,8 +50,8 @@ DROP_REASONS = (
 )
 FATES = (TRAINED, RECORDED, *DROP_REASONS)
 
-ABANDON_REASONS = ("client_gone", "superseded", "unchosen", "late")
-"""Why sampled tokens never became a row."""
+ABANDON_REASONS = ("client_gone", "superseded", "unchosen", "late", "failed_workflow", "policy_down", "shutdown")
+"""Why sampled tokens never became a row. The gateway counts them so; the ledger has those of superseded attempts."""
 
 
 def check_drop_reason(reason: str) -> str:

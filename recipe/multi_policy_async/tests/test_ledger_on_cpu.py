@@ -90,6 +90,14 @@ def test_a_fate_outside_the_closed_list_is_impossible_in_the_file_itself(ledger)
         ledger.set_fates([FateChange([1], "lost")])
 
 
+@pytest.mark.parametrize("reason", reasons.ABANDON_REASONS)
+def test_the_file_takes_every_reason_for_which_the_gateway_abandons_a_call(ledger, reason):
+    ledger.abandon({(PLANNER, reason): 3})
+    ledger.abandon({(PLANNER, reason): 4})
+    counts = ledger._db.execute("SELECT reason, tokens FROM abandoned").fetchall()
+    assert [tuple(each) for each in counts] == [(reason, 7)]
+
+
 def test_many_rows_are_settled_and_read_in_the_order_asked_for(ledger):
     _commit(ledger, "e0-t0-s0-a0", 1, fates=(None,) * 1203)
     ids = list(range(1203, 0, -1))
