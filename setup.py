@@ -23,9 +23,11 @@ BASE = [
     "cachetools",  # verl 0.9.1 imports it without asking for it
     "aiohttp",
     "fastapi",
+    "httptools",
     "httpx",
     "httpx-aiohttp==0.2.0",  # httpx over aiohttp: a third of the CPU time per call with many connections
     "hydra-core>=1.3.2,<1.4",
+    "jinja2",
     "numpy",
     "omegaconf>=2.3,<2.4",
     "openai",
@@ -62,12 +64,15 @@ GPU = [
 ]
 
 DEV = [
+    "anthropic==2.14.0",
     "hypothesis==6.170.17",
     "matplotlib",
+    "openai-agents==0.24.0",
     "psutil",
     "pytest==9.2.0",
     "pytest-asyncio==1.5.0",
     "pytest-timeout==2.4.0",
+    "pytest-xdist==3.8.0",
     "ruff==0.14.10",
 ]
 

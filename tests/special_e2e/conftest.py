@@ -122,11 +122,24 @@ class Job:
             return False
 
 
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The tiny models and their tasks, as the example's script prepares them; made once."""
+    from recipe.multi_policy_async.assets.prepare_models import TINY
+
+    settings = [f"--setting={name}={str(value).lower()}" for name, value in TINY.tasks.items()]
+    prepare = [sys.executable, "-m", "recipe.multi_policy_async.assets"]
+    for module, *arguments in (
+        ("prepare_models", "--kind", "tiny", "--out", str(ASSETS / "tiny")),
+        ("prepare_tasks", "--dataset", "chain_sum", *settings, "--out", str(ASSETS / "tiny_tasks")),
+    ):
+        subprocess.run([*prepare[:-1], f"{prepare[-1]}.{module}", *arguments], cwd=ROOT, check=True)
+    return ASSETS
+
+
 @pytest.fixture
-def start_job(tmp_path):
+def start_job(tmp_path, assets):
     """Starts jobs and leaves none behind, whatever the test does."""
-    if not (ASSETS / "tiny" / "planner").exists():
-        pytest.fail(f"{ASSETS} has no tiny models: run examples/multi_policy/run_qwen_planner_solver.sh first")
     jobs: list[Job] = []
 
     def start(*overrides: str, config: str = "planner_solver_tiny") -> Job:
