@@ -102,7 +102,7 @@ def count_lines(file: Path) -> int:
 
 
 def read_steps(file: Path) -> list[Step]:
-    """The steps that either side wrote; lengths from where it wrote them."""
+    """The steps that either side wrote down, with the same keys."""
     if not file.exists():
         return []
     records = [json.loads(line) for line in file.read_text().splitlines()]
