@@ -88,6 +88,12 @@ class ContextLengthExceeded(BadRequest):
         )
 
 
+class TooManyCalls(BadRequest):
+    """The workflow reached its own bound; waiting does not help."""
+
+    code = "too_many_calls"
+
+
 class Unauthorized(GatewayError):
     status = 401
     code = "invalid_api_key"

@@ -30,7 +30,7 @@ from enum import Enum
 
 from ..ingest.reasons import ABANDON_REASONS
 from .call import Call, CallState, Event, Exchange
-from .errors import Busy, CallLost, GatewayError, UpstreamFailed, WorkflowClosed
+from .errors import Busy, CallLost, GatewayError, TooManyCalls, UpstreamFailed, WorkflowClosed
 from .history import ConversationIndex, Prompt
 from .metrics import GatewayMetrics
 from .request import AgentRequest
@@ -115,15 +115,12 @@ class WorkflowSession:
         """Register a request.
 
         Raises:
-            WorkflowClosed, Busy: see ``check_open``; or the bound on calls is reached.
+            WorkflowClosed, Busy: see ``check_open``.
+            TooManyCalls: the bound on calls is reached.
         """
         self.check_open()
         if len(self.exchanges) >= self._spec.max_calls_per_workflow:
-            raise Busy(
-                f"workflow {self.workflow_id} made {len(self.exchanges)} calls, more than it may",
-                retry_after_s=60,
-                code="too_many_calls",
-            )
+            raise TooManyCalls(f"workflow {self.workflow_id} made {len(self.exchanges)} calls, it may not make more")
         turn = self._turns[agent_id]
         self._turns[agent_id] += 1
         exchange = Exchange(f"{self.workflow_id}:{agent_id}:{turn}", agent_id, model_id, request, digest)

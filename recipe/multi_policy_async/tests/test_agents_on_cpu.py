@@ -120,7 +120,7 @@ def test_an_unknown_agent_is_an_error_that_names_the_known_ones(kind):
         (409, "workflow_closed", False),
         (429, "model_paused", True),
         (429, "too_many_workflows", True),
-        (429, "too_many_calls", False),
+        (400, "too_many_calls", False),
         (503, "model_unavailable", True),
         (None, None, True),
     ],

@@ -370,7 +370,7 @@ def test_calls_of_one_workflow_are_bounded(folder, texts):  # invariant 10
             client = world.client((await world.open(W))["planner"])
             for _ in range(2):
                 await client.chat.completions.create(**BODY)
-            with pytest.raises(openai.RateLimitError, match="more than it may"):
+            with pytest.raises(openai.BadRequestError, match="may not make more"):
                 await client.chat.completions.create(**BODY)
             return (await world.control.finalize(W, rewards=1.0))["accepted"]
 

@@ -233,6 +233,9 @@ def test_a_workflow_that_passes_its_deadline_is_a_failed_member(tmp_path):
 
 
 class RaisesOnFloat:
+    def __repr__(self):
+        return "RaisesOnFloat()"  # a test id, the same in every process
+
     def __float__(self):
         raise RuntimeError("device is gone")
 
@@ -276,7 +279,7 @@ def test_an_episode_that_cannot_be_written_down_ends_well(tmp_path):
 
 def test_an_agent_that_used_up_its_calls_is_a_failed_member_and_is_not_played_again(tmp_path):
     request = httpx.Request("POST", f"{URL}/v1/chat/completions")
-    refusal = httpx.Response(429, json={"error": {"code": "too_many_calls"}}, request=request)
+    refusal = httpx.Response(400, json={"error": {"code": "too_many_calls"}}, request=request)
     error = httpx.HTTPStatusError("more than it may", request=request, response=refusal)
     job = Job(tmp_path, Scripted({0: [error]}), tasks=1, n=1)
 

@@ -15,17 +15,12 @@
 
 from collections.abc import Iterator
 
-import httpx
-
 
 class InfrastructureError(RuntimeError):
     """The gateway or a policy was not there; the attempt says nothing about the agents."""
 
 
 _TRY_AGAIN = (408, 429)  # 429: the gateway's answer while a policy is not ready
-
-
-_OWN_FAULTS = ("too_many_calls",)  # codes of a 429 that waiting does not help: the workflow reached its own bound
 
 
 def status_code(error: BaseException) -> int | None:
@@ -52,7 +47,7 @@ def is_infrastructure(error: BaseException, gateway_url: str) -> bool:
         url, code = _url(each), status_code(each)
         if url is None or not url.startswith(gateway_url):
             continue
-        if code is None or code >= 500 or (code in _TRY_AGAIN and _error_code(each) not in _OWN_FAULTS):
+        if code is None or code >= 500 or code in _TRY_AGAIN:
             return True
     return False
 
@@ -62,14 +57,6 @@ def describe(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {text[0][:500]}" if text else type(error).__name__
     return line.encode("utf-8", "replace").decode()  # half a surrogate pair could not be sent
-
-
-def _error_code(error: BaseException) -> str | None:
-    """The code in the body of the gateway's refusal (gateway/errors.py), or ``None``."""
-    try:
-        return error.response.json()["error"]["code"]
-    except (AttributeError, httpx.StreamError, ValueError, TypeError, KeyError):  # unread, or of another shape
-        return None
 
 
 def _url(error: BaseException) -> str | None:
