@@ -46,13 +46,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the job that the command line describes; returns the exit code."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Ray is shut down at start-up too
+    signals = StartSignals()
     try:
         job = compose_job(arguments.config_name, arguments.overrides, arguments.config_dir)
         if arguments.explain:
             print(explain(job, arguments.resolved))
             return 0
-        return launch(job)
+        return launch(job, signals)
     except (ConfigError, ResourcesError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -62,7 +62,28 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED if stop.code == signal.SIGTERM else EXIT_FAILED
 
 
-def launch(job: JobSpec) -> int:
+class StartSignals:
+    """SIGINT and SIGTERM until the job has handlers of its own: both interrupt, so that Ray is shut down.
+
+    One is remembered: what Ray runs while it starts may swallow the exception.
+    """
+
+    def __init__(self):
+        self._came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, *_: object) -> None:
+        self._came = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Interrupt now if a signal came before."""
+        if self._came:
+            raise KeyboardInterrupt
+
+
+def launch(job: JobSpec, signals: StartSignals) -> int:
     """Start or join Ray, check that the job fits, run it, leave nothing behind.
 
     The run directory is claimed once the job is known to fit: a corrected command may name the same one.
@@ -70,6 +91,7 @@ def launch(job: JobSpec) -> int:
     Raises:
         ResourcesError: the cluster is too small.
         ConfigError: the run directory belongs to another run.
+        KeyboardInterrupt: a signal came.
     """
     refuse_used_run_dir(job)  # before Ray, which takes seconds
     import ray  # here: --explain and a refused configuration need none
@@ -78,6 +100,7 @@ def launch(job: JobSpec) -> int:
 
     try:
         connect(job)
+        signals.check()
         check(job, available_nodes())
         claim_run_dir(job)
         write_resolved(job)

@@ -13,6 +13,7 @@
 # limitations under the License.
 """The entry point: exit codes, one clear message, nothing started for a job that cannot run."""
 
+import contextlib
 import ipaddress
 import os
 import signal
@@ -28,7 +29,7 @@ from .. import multi_model_disaggregate_trainer
 from ..configuration import ray_cluster
 from ..configuration.errors import ConfigError
 from ..configuration.resources import Node
-from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, claim_run_dir, main, refuse_used_run_dir
+from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, claim_run_dir, main, refuse_used_run_dir
 from .config_fixtures import PLANNER, SOLVER, tiny_job, tiny_overrides
 
 SECONDS = 120  # on a busy machine; a second or two on a quiet one, eight with Ray
@@ -180,6 +181,20 @@ class TestRayArguments:
         monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
         variables = ray_cluster.environment(tiny_job(tmp_path))
         assert variables["VERL_USE_EXTERNAL_MODULES"] == f"mine,{plugin}"
+
+
+def test_a_signal_that_was_swallowed_while_ray_started_still_interrupts():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        signals = StartSignals()
+        signals.check()
+        with contextlib.suppress(KeyboardInterrupt):  # as Ray's start may do
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signals.check()
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.ray
