@@ -46,6 +46,7 @@ def on_policy(start_job, runs) -> Path:
         runs,
         "on_policy",
         "stop.updates=4",
+        "ingest.admission=all",  # else the policy that is ready first starts tasks for the other one too
         "policy_defaults.async_training.staleness_threshold=0",
         "policy_defaults.algorithm.rollout_correction.bypass_mode=false",
         "policy_defaults.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.gloo.checksum=true",
