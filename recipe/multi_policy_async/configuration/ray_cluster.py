@@ -55,7 +55,7 @@ def init_arguments(job: JobSpec) -> dict[str, Any]:
     if given.get("address") or os.environ.get("RAY_ADDRESS"):
         runtime = dict(given.get("runtime_env") or {})
         runtime["env_vars"] = {**environment(job), **(runtime.get("env_vars") or {})}
-        return {**given, "runtime_env": runtime}
+        return {"log_to_driver": False, **given, "runtime_env": runtime}
     local = {"address": "local", "_node_ip_address": LOOPBACK, "log_to_driver": False}
     return {**local, **local_ray_resources(job), **given}
 
