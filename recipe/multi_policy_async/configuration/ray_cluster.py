@@ -13,16 +13,25 @@
 # limitations under the License.
 """Start or join the Ray cluster of a job."""
 
+import contextlib
 import logging
 import os
+import time
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import ray
 
 from .resources import Node, local_ray_resources
 from .schema import JobSpec
 
+logger = logging.getLogger(__name__)
+
 LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the address that other hosts see
+
+END_GRACE_S = 10.0
+"""Workers end by themselves once their node is gone."""
 
 CPU_PLUGIN = f"{__package__.rpartition('.')[0]}.backends.cpu.plugin"
 
@@ -60,12 +69,43 @@ def init_arguments(job: JobSpec) -> dict[str, Any]:
     return {**local, **local_ray_resources(job), **given}
 
 
-def connect(job: JobSpec) -> None:
-    """``ray.init`` for this job."""
+@contextlib.contextmanager
+def connected(job: JobSpec) -> Iterator[None]:
+    """``ray.init`` for this job. Ray itself leaves before the processes that it started are gone; this does not."""
     os.environ.update(environment(job))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    ray.init(**init_arguments(job))
+    before = _descendants()
+    try:
+        ray.init(**init_arguments(job))
+        yield
+    finally:
+        started = _descendants() - before
+        ray.shutdown()
+        end_processes(started)
+
+
+def end_processes(processes: set[psutil.Process], grace_s: float = END_GRACE_S) -> None:
+    """Wait until these have ended; kill what has not within ``grace_s`` seconds."""
+    deadline = time.monotonic() + grace_s
+    while (alive := [process for process in processes if _is_alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in alive:
+        logger.warning("process %d did not end with Ray and is killed", process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie is not: where nobody collects it, it stays."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def available_nodes() -> list[Node]:

@@ -124,7 +124,7 @@ def test_a_run_directory_is_never_shared_by_two_runs(tmp_path, capsys):
 
 def test_a_job_that_does_not_fit_leaves_its_run_directory_to_the_corrected_command(tmp_path, monkeypatch, capsys):
     nodes = [Node("here", 2, 64)]
-    monkeypatch.setattr(ray_cluster, "connect", lambda job: None)
+    monkeypatch.setattr(ray_cluster, "connected", lambda job: contextlib.nullcontext())
     monkeypatch.setattr(ray_cluster, "available_nodes", lambda: nodes)
     monkeypatch.setattr(multi_model_disaggregate_trainer, "run", lambda job: 0)
     command = ["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path)]
@@ -181,6 +181,22 @@ class TestRayArguments:
         plugin = "recipe.multi_policy_async.backends.cpu.plugin"
         monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
         assert ray_cluster.environment(plain_job)["VERL_USE_EXTERNAL_MODULES"] == f"mine,{plugin}"
+
+
+SLEEPER = "import signal, sys, time; {setting}; print('ready', flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("setting", "grace_s"),
+    [("pass", 60.0), ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", 0.0)],
+    ids=["ends by itself", "has to be killed"],
+)
+def test_the_job_ends_after_the_processes_it_started(setting, grace_s):
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER.format(setting=setting)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    process.terminate()
+    ray_cluster.end_processes({psutil.Process(process.pid)}, grace_s)
+    assert process.wait(timeout=SECONDS) == (-signal.SIGTERM if grace_s else -signal.SIGKILL)
 
 
 def test_a_signal_that_was_swallowed_while_ray_started_still_interrupts():
