@@ -50,6 +50,7 @@ _SECTIONS = {
     "ingest": IngestSpec,
     "queue": QueueSpec,
     "data": schema.DataSpec,
+    "reward": schema.RewardSpec,
     "stop": schema.StopSpec,
     "checkpoint": schema.CheckpointSpec,
     "metrics": schema.MetricsSpec,
@@ -157,6 +158,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += validate.stop_problems(specs["stop"])
     if specs["data"] is not None:
         problems += _file_problems(specs["data"])
+    if specs["reward"] is not None:
+        problems += validate.reward_problems(specs["reward"].custom_reward_function)
     if specs["workflow"] is not None:
         problems += validate.workflow_problems(specs["workflow"], mapping)
     broken = [name for name in specs if specs[name] is None]

@@ -14,7 +14,7 @@
 """What a user writes (a ``Workflow``) and what it is given (a ``Task`` and ``Agents``)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,11 +27,13 @@ class Task(Mapping[str, Any]):
     Args:
         index: its place in the dataset; part of every workflow id.
         row: ``prompt`` (messages), ``data_source``, ``ability``, ``reward_model``, ``extra_info`` and any others.
+        scorer: judges an answer to it; ``None``: the verifier of its ``data_source``.
     """
 
-    def __init__(self, index: int, row: Mapping[str, Any]):
+    def __init__(self, index: int, row: Mapping[str, Any], scorer: "Scorer | None" = None):
         self.index = index
         self.row = dict(row)
+        self._scorer = scorer
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -66,6 +68,22 @@ class Task(Mapping[str, Any]):
     def ground_truth(self) -> Any:
         """``reward_model.ground_truth``, or ``None``."""
         return (self.row.get("reward_model") or {}).get("ground_truth")
+
+    async def score(self, text: str) -> float:
+        """Judge an agent's final answer, by ``reward.custom_reward_function`` if the job has one.
+
+        Raises:
+            Exception: what the function or the verifier raises.
+        """
+        if self._scorer is None:
+            from .scoring import score_in_thread  # here: it imports this module
+
+            return await score_in_thread(self, text)
+        return await self._scorer(self, text)
+
+
+Scorer = Callable[[Task, str], Awaitable[float]]
+"""Judges an answer to a task."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import Outcome, Task
-from .scoring import REASONING_GYM, extract_answer, is_number, score_in_thread
+from .scoring import REASONING_GYM, extract_answer, is_number
 
 Examples = Sequence[Sequence[str]]
 """Pairs of a user message and the reply to it, told before the prompt: small models need to be shown."""
@@ -141,4 +141,4 @@ async def ask(agent: Any, prompt: str, examples: Sequence[Mapping[str, str]], **
 
 async def judge(task: Task, message: str, **info: str) -> Outcome:
     """Score the final message."""
-    return Outcome(await score_in_thread(task, message), info={"answer": message, **info})
+    return Outcome(await task.score(message), info={"answer": message, **info})
