@@ -239,6 +239,8 @@ def _policies(
             builder.problems += validate.upstream_problems(builder, context.job["gateway"]["upstream"])
             queue, found = validate.spec_or_problems(QueueSpec, queue_settings(builder), builder.key("async_training"))
             builder.problems += found or training_checks.queue_problems(builder, queue, group_size)
+            if queue is not None:
+                builder.problems += training_checks.group_problems(builder, queue, context.job["gateway"]["rows"])
         problems += builder.problems
         trained.append(builder.ours.get("train") is not False)
         if not builder.problems:

@@ -29,7 +29,7 @@ from ..workflows.spec import WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID, RewardFunctionSpec
-from .training_checks import estimator_problems, shuffle_problems
+from .training_checks import estimator_problems, loss_problems, shuffle_problems
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -250,6 +250,7 @@ _REFUSED = {
     "async_training.use_trainer_do_validate": "evaluation plays whole workflows, not scheduled during training yet",
     "async_training.use_dynamic_resource_scheduling": "trainer GPUs are never lent to rollout",
     "algorithm.use_pf_ppo": "it draws rows anew, padding among them",
+    "algorithm.filter_groups.enable": "groups are filtered where they close: set async_training.filter_equal_rewards",
     "reward.reward_model.enable": "rewards come from the workflow",
     "reward.custom_reward_function.path": "the whole team is judged: set the job's own reward.custom_reward_function",
     "distillation.enabled": "there is no teacher in this recipe",
@@ -287,6 +288,7 @@ def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) 
             policy.key("actor_rollout_ref.actor.ppo_mini_batch_size"), "must be >= 1", actor["ppo_mini_batch_size"]
         )
     yield from estimator_problems(policy, group_size)
+    yield from loss_problems(policy)
     yield from shuffle_problems(policy)
 
 
