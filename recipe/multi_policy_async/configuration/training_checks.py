@@ -34,7 +34,7 @@ AVERAGE_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_
 """Estimators that hand a group of one its reward as advantage, so that a baseline can be taken off beforehand."""
 
 COMPARING_ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus_baseline")
-"""Estimators to which a group of equal rewards says nothing."""
+"""Estimators to which a group of equal rewards says nothing; of a user's own, the user knows."""
 
 _NO_SQUARES = "the sums of squared probabilities are not there where the rollout's log-probs are used"
 
@@ -125,7 +125,7 @@ def group_problems(policy: PolicyBuilder, queue: QueueSpec, rows: str) -> Iterab
     if queue.on_small_group == "ema" and estimator not in AVERAGE_ESTIMATORS:
         what = f"cannot be told to {estimator}, which does not take a group of one by its reward"
         yield Problem(f"{at}.on_small_group", what, "ema", allowed=f"with {', '.join(AVERAGE_ESTIMATORS)}")
-    if queue.filter_equal_rewards and estimator not in COMPARING_ESTIMATORS:
+    if queue.filter_equal_rewards and estimator in ESTIMATORS and estimator not in COMPARING_ESTIMATORS:
         what = f"would take from {estimator}, which does not compare groups, rows that it can learn from"
         yield Problem(f"{at}.filter_equal_rewards", what, True, allowed=f"with {', '.join(COMPARING_ESTIMATORS)}")
     if queue.group_by == "task_agent_turn" and rows == "merged":
