@@ -83,9 +83,9 @@ def estimator_problems(policy: PolicyBuilder, group_size: int) -> Iterable[Probl
     if estimator == "grpo_vectorized" and not policy.get("algorithm.norm_adv_by_std_in_grpo"):
         key = policy.key("algorithm.norm_adv_by_std_in_grpo")
         yield Problem(key, "is not passed to grpo_vectorized, which always divides", False, fix="adv_estimator: grpo")
-    if estimator in GROUP_ESTIMATORS and group_size < 2:
+    if estimator in GROUP_ESTIMATORS and group_size < 2 and policy.get("async_training.on_small_group") != "ema":
         what = f"{estimator} of {policy.model_id} compares the members of a group"
-        yield Problem("workflow.n", what, group_size, fix=">= 2")
+        yield Problem("workflow.n", what, group_size, fix=">= 2, or async_training.on_small_group=ema")
 
 
 def user_modules() -> list[str]:
@@ -123,7 +123,7 @@ def group_problems(policy: PolicyBuilder, queue: QueueSpec, rows: str) -> Iterab
     estimator = policy.get("algorithm.adv_estimator")
     at = policy.key("async_training")
     if queue.on_small_group == "ema" and estimator not in AVERAGE_ESTIMATORS:
-        what = f"cannot be told to {estimator}, which does not take a group of one by its reward"
+        what = f"needs an estimator that takes a lone row's reward as its advantage, which {estimator} does not"
         yield Problem(f"{at}.on_small_group", what, "ema", allowed=f"with {', '.join(AVERAGE_ESTIMATORS)}")
     if queue.filter_equal_rewards and estimator in ESTIMATORS and estimator not in COMPARING_ESTIMATORS:
         what = f"would take from {estimator}, which does not compare groups, rows that it can learn from"
@@ -177,10 +177,10 @@ def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> 
             queue.max_queue_groups,
             fix=f">= {at_least}" + ("" if queue.min_batch_groups else ", or set min_batch_groups"),
         )
-    if queue.min_group_size > group_size:
+    if queue.min_group_size > group_size and queue.on_small_group == "drop":
         yield Problem(
             policy.key("async_training.min_group_size"),
             f"workflow.n={group_size} attempts whose agent makes one call give no group that large",
             queue.min_group_size,
-            fix=f"<= {group_size}, or raise workflow.n",
+            fix=f"<= {group_size}, or raise workflow.n, or on_small_group=ema",
         )

@@ -14,8 +14,8 @@
 """Running statistics of an agent's rewards: what a row is compared with where its group is too small for that.
 
 A group below ``min_group_size`` says little about what was to be expected of its members. With ``on_small_group: ema``
-each of them is compared with an exponential moving average of its agent's rewards instead, the baseline of REINFORCE
-(Williams, 1992; doi:10.1007/BF00992696, section 6).
+each of them is compared with an exponential moving average of its agent's rewards instead, a baseline such as REINFORCE
+allows (Williams, 1992; doi:10.1007/BF00992696).
 """
 
 from collections.abc import Iterable, Mapping
