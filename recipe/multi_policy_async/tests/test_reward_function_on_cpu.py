@@ -19,11 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from ..configuration.schema import RewardFunctionSpec
+from ..configuration.validate import reward_problems
 from ..workflows.base import Task
 from ..workflows.dataset import load_tasks
 from ..workflows.planner_solver import PlannerSolver
 from ..workflows.scoring import load_reward_function
-from .config_fixtures import PLANNER, problems_of, tiny_job
+from .config_fixtures import PLANNER, problems_of
 
 # The documented example (docs/data_path.md): full marks for the right number, less for a long way to it.
 EXAMPLE = """
@@ -116,10 +118,11 @@ def test_a_function_that_is_not_there_is_told(written):
             load_reward_function(path, name, {})
 
 
-def test_the_jobs_function_is_loaded_before_the_job_starts_and_a_models_own_is_refused(tmp_path, written):
+def test_the_jobs_function_is_loaded_before_the_job_starts_and_a_models_own_is_refused(tmp_path, written, plain_job):
+    assert plain_job.reward.custom_reward_function.path is None
+    function = RewardFunctionSpec(path=str(written(EXAMPLE)), name="compute_score", reward_kwargs={"per_word": 0.5})
+    assert reward_problems(function) == []
     key, own = "reward.custom_reward_function", f"{PLANNER}.reward.custom_reward_function.path"
-    job = tiny_job(tmp_path, f"{key}.path={written(EXAMPLE)}", f"{key}.reward_kwargs.per_word=0.5")
-    assert job.reward.custom_reward_function.reward_kwargs == {"per_word": 0.5}
     found = problems_of(tmp_path, f"{key}.path=nowhere.py", f"{own}=my_reward.py")
     assert "is not a file" in found[key]
     assert "the job's own reward.custom_reward_function" in found[own]  # it would never be called
