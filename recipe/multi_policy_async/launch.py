@@ -71,6 +71,7 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
             GatewayControlClient(gateway_url, control_key),
             ingestor,
             eval_tasks=load_tasks(data, "val") if job.data.val_files else None,
+            validation=job.validation,
             run_dir=Path(job.run.dir),
             shuffle=job.data.shuffle,
             seed=data["seed"],

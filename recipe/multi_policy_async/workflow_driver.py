@@ -27,7 +27,6 @@
 import asyncio
 import logging
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -40,10 +39,10 @@ from .ingest.handle import TargetDiedError, call
 from .trajectory import WorkflowId
 from .workflows.base import Task, Workflow
 from .workflows.dataset import TaskSource
-from .workflows.episode import Ended, EpisodeRunner, Evaluated, GatewayControl
-from .workflows.evaluation import EvaluationReport, summarize
+from .workflows.episode import Ended, EpisodeRunner, GatewayControl
+from .workflows.evaluation import EvaluationReport, Evaluator
 from .workflows.failures import describe
-from .workflows.spec import WorkflowSpec
+from .workflows.spec import ValidationSpec, WorkflowSpec
 from .workflows.task_plan import plan_tasks
 from .workflows.transcript import Transcripts
 
@@ -69,6 +68,7 @@ class WorkflowDriver:
         gateway: control client.
         ingestor: the trajectory ingestor or its actor handle.
         eval_tasks: what ``evaluate`` plays.
+        validation: how it plays them.
         run_dir: where episodes are written; ``None``: nowhere.
         shuffle: shuffle tasks within each epoch.
         seed: of the shuffling.
@@ -86,6 +86,7 @@ class WorkflowDriver:
         ingestor: Any,
         *,
         eval_tasks: TaskSource | None = None,
+        validation: ValidationSpec | None = None,
         run_dir: Path | None = None,
         shuffle: bool,
         seed: int,
@@ -96,7 +97,6 @@ class WorkflowDriver:
         self._spec = spec
         self._tasks = tasks
         self._ingestor = ingestor
-        self._eval_tasks = eval_tasks
         self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
         self._poll_s = poll_s
         self._transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
@@ -105,7 +105,12 @@ class WorkflowDriver:
             event_hooks={"response": [self._transcripts.on_response]},
             trust_env=False,  # no proxies: the gateway is on this host or in this cluster
         )
-        self._runner = EpisodeRunner(workflow, spec, gateway, ingestor, self._http, self._transcripts)
+        parts = (workflow, spec, gateway, ingestor, self._http, self._transcripts)
+        self._runner = EpisodeRunner(*parts, threads=spec.max_concurrent)
+        self._evaluator: Evaluator | None = None
+        if eval_tasks is not None and validation is not None:
+            runner = EpisodeRunner(*parts, threads=validation.max_concurrent)
+            self._evaluator = Evaluator(runner, eval_tasks, validation)
         self._slots = asyncio.Semaphore(spec.max_concurrent)
         self._episodes: set[asyncio.Task] = set()
         self._wake = asyncio.Event()  # an episode ended, or draining began
@@ -148,22 +153,14 @@ class WorkflowDriver:
         self._state = "ended"
 
     async def evaluate(self) -> EvaluationReport:
-        """Play every evaluation task once, beside training or before it; nothing of it enters the ledger.
+        """Play the evaluation tasks, beside training or before it, in slots of their own; see ``Evaluator.evaluate``.
 
         Raises:
             ValueError: the driver has no evaluation tasks.
-            InfrastructureError: the gateway is gone.
         """
-        tasks = self._eval_tasks
-        if tasks is None:
+        if self._evaluator is None:
             raise ValueError("there is nothing to evaluate on: data.val_files names no file")
-        name = f"eval-{uuid.uuid4().hex[:12]}"
-
-        async def one(index: int) -> Evaluated:
-            async with self._slots:
-                return await self._runner.evaluate(f"{name}-t{index}", tasks[index])
-
-        return summarize(await asyncio.gather(*(one(index) for index in range(len(tasks)))))
+        return await self._evaluator.evaluate()
 
     async def drain(self) -> None:
         """Start no more tasks; the running ones go on, up to their deadlines."""
@@ -178,6 +175,8 @@ class WorkflowDriver:
         except TargetDiedError as error:
             logger.info("stopping without an ingestor: %s", error)
         await self._cancel_episodes()
+        if self._evaluator is not None:
+            await self._evaluator.stop()
         self._runner.stop()
         await self._http.aclose()
 

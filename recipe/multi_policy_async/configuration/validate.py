@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..workflows.loader import load_workflow_class
-from ..workflows.spec import WorkflowSpec
+from ..workflows.spec import ValidationSpec, WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID
@@ -148,6 +148,15 @@ def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
     ]
 
 
+def validation_problems(validation: ValidationSpec, data: Any) -> list[Problem]:
+    """There is something to evaluate on."""
+    if not validation.enabled or data.val_files:
+        return []
+    asked = [key for key in ("every_updates", "before_training", "at_end") if getattr(validation, key)]
+    what = f"is empty, but validation.{asked[0]} asks for an evaluation"
+    return [Problem("data.val_files", what, fix="name a file of tasks that are not trained on")]
+
+
 def stop_problems(stop: Any) -> list[Problem]:
     """The limit that ``stop.by`` names is set; the other two do not count."""
     key = {"updates": "updates", "tasks": "tasks", "time": "seconds"}[stop.by]
@@ -235,7 +244,7 @@ def gpus_per_replica(tree: dict[str, Any]) -> int:
 
 
 _REFUSED = {
-    "async_training.use_trainer_do_validate": "evaluation plays whole workflows, not scheduled during training yet",
+    "async_training.use_trainer_do_validate": "evaluation plays whole workflows: set validation.every_updates",
     "async_training.use_dynamic_resource_scheduling": "trainer GPUs are never lent to rollout",
     "algorithm.use_pf_ppo": "it draws rows anew, padding among them",
     "reward.reward_model.enable": "rewards come from the workflow",

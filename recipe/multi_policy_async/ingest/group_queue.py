@@ -70,6 +70,7 @@ class GroupQueue:
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
         self.version: Version | None = None  # of the trainer's newest take
         self.held_s = 0.0
+        self.publishing = False  # it may be sending a version to its servers
         self.idle_tasks = 0  # closed in a row without a group for it
         self._consumed_in_version = 0
         self._batches = 0

@@ -73,7 +73,7 @@ class Outlet:
         state = self._state
         started = now = state.clock()
         queue = state.queue(model_id)
-        while holds(queue, version, state.open, state.in_flight, now) and state.end is None:
+        while held := self._is_held(queue, version, now):
             left = started + timeout_s - now
             if left <= 0:
                 break
@@ -81,7 +81,30 @@ class Outlet:
             await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
             now = state.clock()
         queue.held_s += now - started
-        return not holds(queue, version, state.open, state.in_flight, now) or state.end is not None
+        queue.publishing = not held
+        return not held
+
+    def _is_held(self, queue: GroupQueue, version: Version, now: float) -> bool:
+        state = self._state
+        if isinstance(state.end, ProducerDied):
+            return False
+        stale = state.end is None and holds(queue, version, state.open, state.in_flight, now)
+        return stale or state.pin.is_set
+
+    async def pin_versions(self, seconds: float, timeout_s: float) -> bool:
+        state = self._state
+        state.pin.set(seconds)
+        deadline = state.clock() + timeout_s
+        while any(queue.publishing for queue in state.queues.values()):
+            left = deadline - state.clock()
+            if left <= 0:
+                return False
+            await state.changes.wait(state.changes.now(), left)
+        return True
+
+    async def unpin_versions(self) -> None:
+        self._state.pin.lift()
+        self._state.changes.notify()
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         state, queue = self._state, self._state.queue(model_id)
@@ -124,6 +147,7 @@ class Outlet:
             ids = row_ids(waiting) + state.open_row_ids(model_id)
             await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
             queue.retired = True
+            queue.publishing = False
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))
@@ -169,6 +193,9 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
+        if queue.publishing:  # a trainer that asks for a batch has published
+            queue.publishing = False
+            state.changes.notify()
         state.schedule.trains_at(queue.model_id, version, state.queues)
         if not state.may_take(queue):
             if queue.moves(version):

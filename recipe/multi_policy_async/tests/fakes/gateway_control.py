@@ -83,7 +83,9 @@ class FakeGatewayControl:
         await asyncio.sleep(0)
         self._maybe_fail("finalize")
         if self.purposes[workflow_id] == "eval":
-            return {"workflow_id": workflow_id, "status": status, "version_vector": {PLANNER: ["0.2", "1.3"]}}
+            rows = [{"agent_id": row.agent_id, "reward": row.reward} for row in self._rows(workflow_id, rewards)]
+            versions = {PLANNER: ["0.2", "1.3"]}
+            return {"workflow_id": workflow_id, "status": status, "trajectories": rows, "version_vector": versions}
         rows = [] if rewards is None and status == "ok" else self._rows(workflow_id, rewards)
         accepted = await self._sink(record(workflow_id, *rows, status=status, score=score, error=error))
         self.finalized.append((workflow_id, status))
