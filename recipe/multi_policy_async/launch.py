@@ -76,6 +76,7 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
             shuffle=job.data.shuffle,
             seed=data["seed"],
             max_tasks=job.stop.tasks if job.stop.by == "tasks" else None,
+            policies=len(job.models),
             poll_s=job.ingest.poll_s,
         )
 

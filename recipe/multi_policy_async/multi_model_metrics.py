@@ -97,8 +97,9 @@ class JobMetrics:
             for model_id, m in models.items()
         ]
         score = workflows["score_mean"]
+        blocked = f" ({workflows['blocked']} blocked)" if workflows["blocked"] else ""
         self._print(
-            f"{'pipeline':<{self._width}}  workflows {workflows['running']} running, {workflows['finished']} finished, "
+            f"{'pipeline':<{self._width}}  workflows {workflows['running']} running{blocked}, {workflows['finished']} finished, "
             f"{workflows['failed']} failed"
             + (f", score {score:.3f}" if score is not None else "")
             + f" | {' | '.join(parts)}"

@@ -20,7 +20,7 @@
 | waits for | where | ended by |
 |---|---|---|
 | room in training | before a task | ingestor, drain, stop |
-| a free slot | before a task, before an episode | an episode that ends, drain, stop |
+| a free slot | before a task, before an episode | an episode that ends or is blocked on a policy, drain, stop |
 | agents | in an episode | the workflow, its deadline, stop |
 """
 
@@ -42,6 +42,7 @@ from .workflows.dataset import TaskSource
 from .workflows.episode import Ended, EpisodeRunner, GatewayControl
 from .workflows.evaluation import EvaluationReport, Evaluator
 from .workflows.failures import describe
+from .workflows.slots import Slots, watch_blocked, without_attempt
 from .workflows.spec import ValidationSpec, WorkflowSpec
 from .workflows.task_plan import plan_tasks
 from .workflows.transcript import Transcripts
@@ -74,6 +75,7 @@ class WorkflowDriver:
         seed: of the shuffling.
         epochs: ``None``: until stopped.
         max_tasks: tasks of the whole run; ``None``: no limit.
+        policies: of the job; each has slots for workflows that are blocked on it.
         poll_s: longest wait of one call to the ingestor.
     """
 
@@ -92,6 +94,7 @@ class WorkflowDriver:
         seed: int,
         epochs: int | None = None,
         max_tasks: int | None = None,
+        policies: int = 1,
         poll_s: float = 5.0,
     ):
         self._spec = spec
@@ -106,20 +109,21 @@ class WorkflowDriver:
             trust_env=False,  # no proxies: the gateway is on this host or in this cluster
         )
         parts = (workflow, spec, gateway, ingestor, self._http, self._transcripts)
-        self._runner = EpisodeRunner(*parts, threads=spec.max_concurrent)
+        threads = spec.max_concurrent + policies * spec.max_blocked_per_policy
+        self._runner = EpisodeRunner(*parts, threads=threads)
         self._evaluator: Evaluator | None = None
         if eval_tasks is not None and validation is not None:
             runner = EpisodeRunner(*parts, threads=validation.max_concurrent)
             self._evaluator = Evaluator(runner, eval_tasks, validation)
-        self._slots = asyncio.Semaphore(spec.max_concurrent)
+        self._gateway = gateway
+        self._slots = Slots(spec.max_concurrent, spec.max_blocked_per_policy)
         self._episodes: set[asyncio.Task] = set()
-        self._wake = asyncio.Event()  # an episode ended, or draining began
+        self._wake = asyncio.Event()  # an episode ended or holds another slot, or draining began
         self._draining = False
         self._failure: BaseException | None = None
         self._state = "starting"
         self._endings: Counter[str] = Counter()
         self._retried = 0
-        self._running = 0
         self._tasks_started = 0
         self._epoch = 0
         self._last_error: str | None = None
@@ -136,11 +140,15 @@ class WorkflowDriver:
             DriverError: too many workflows failed in a row, a policy gets no groups, or a part it needs is gone. The
                 ingestor was told.
         """
+        watching = asyncio.ensure_future(
+            watch_blocked(self._slots, self._gateway.blocked, self._spec.blocked_after_s, self._wake.set)
+        )
         try:
             try:
                 await self._produce()
                 await self._wait_until(lambda: not self._episodes, "finishing")
             finally:
+                watching.cancel()
                 await self._cancel_episodes()
             await call(self._ingestor, "end_of_data")
         except asyncio.CancelledError:
@@ -184,8 +192,9 @@ class WorkflowDriver:
         """Numbers for the pipeline line. ``score_mean`` is over the last 256 workflows that ended well."""
         return {
             "state": self._state,
-            "running": self._running,
-            "waiting": len(self._episodes) - self._running,
+            "running": self._slots.running,
+            "blocked": self._slots.blocked,
+            "waiting": len(self._episodes) - self._slots.running,
             "finished": self._endings["ok"] + self._endings["no_calls"],
             "failed": self._endings["failed"],
             "aborted": self._endings["aborted"],
@@ -205,7 +214,8 @@ class WorkflowDriver:
         started = await call(self._ingestor, "issued_tasks")
         for epoch, task in plan_tasks(len(self._tasks), started=started, **self._plan):
             await self._wait_until(
-                lambda: self._draining or len(self._episodes) < self._spec.max_concurrent, "all slots in use"
+                lambda: self._draining or len(self._episodes) - self._slots.blocked < self._spec.max_concurrent,
+                "all slots in use",
             )
             if not await self._admit(epoch, task):
                 return
@@ -242,12 +252,8 @@ class WorkflowDriver:
             episode.add_done_callback(self._on_episode_end)
 
     async def _episode(self, workflow_id: WorkflowId, members: int, task: Task) -> None:
-        async with self._slots:
-            self._running += 1
-            try:
-                ended = await self._runner.run(workflow_id, members, task)
-            finally:
-                self._running -= 1
+        async with self._slots.hold(without_attempt(str(workflow_id))):
+            ended = await self._runner.run(workflow_id, members, task)
         self._count(ended)
 
     def _count(self, ended: Ended) -> None:

@@ -94,6 +94,8 @@ def workflow_spec(**changes: Any) -> WorkflowSpec:
         "n": 2,
         "timeout_s": 5.0,
         "max_concurrent": 8,
+        "max_blocked_per_policy": 0,
+        "blocked_after_s": 0.01,
         "max_attempts": 3,
         "retry_wait_s": 0.001,
         "max_failures_in_a_row": None,
@@ -417,6 +419,47 @@ def test_no_more_workflows_run_at_once_than_allowed(tmp_path):
     workflow = Scripted()
     play(Job(tmp_path, workflow, tasks=10, n=4, max_concurrent=3))
     assert workflow.most_running == 3
+
+
+class NeedsSolver:
+    """Every second task needs the solver, which is paused until ``opened`` is set."""
+
+    def __init__(self):
+        self.job: Job | None = None
+        self.opened = asyncio.Event()
+        self.running = self.most_running = 0
+
+    async def run(self, task: Task, agents: Any) -> float:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        workflow_id = agents["solver"].base_url.split("/")[4]
+        if task.index % 2 and not self.opened.is_set():
+            self.job.gateway.waiting[workflow_id] = SOLVER
+            await self.opened.wait()
+            self.job.gateway.waiting.pop(workflow_id, None)
+        self.running -= 1
+        return 1.0
+
+
+@pytest.mark.parametrize("quota", [10, 4])
+def test_a_paused_policy_does_not_stop_workflows_that_do_not_need_it_up_to_its_quota(tmp_path, quota):
+    """Ten of twenty workflows need the paused policy, two slots are there for all (invariants 7 and 10)."""
+    workflow = NeedsSolver()
+    job = workflow.job = Job(tmp_path, workflow, tasks=20, n=1, max_concurrent=2, max_blocked_per_policy=quota)
+
+    async def scenario():
+        running = asyncio.create_task(job.driver.run())
+        if quota >= 10:
+            await eventually(lambda: len(job.gateway.finalized) == 10)
+        else:
+            await eventually(lambda: len(job.gateway.waiting) == quota + 2)
+        stats = await job.driver.stats()
+        workflow.opened.set()
+        await running
+        return stats["blocked"], await job.endings()
+
+    blocked, endings = play(job, scenario)
+    assert endings == {"ok": 20} and blocked <= quota and workflow.most_running <= 2 + quota
 
 
 def test_production_stops_at_the_lead_until_a_version_is_trained(tmp_path):

@@ -45,7 +45,7 @@ _CANCEL_GRACE_S = 5.0  # for a workflow that passed its deadline to let go
 
 
 class GatewayControl(Protocol):
-    """What an episode needs of ``gateway.client.GatewayControlClient``."""
+    """What the driver and its episodes need of ``gateway.client.GatewayControlClient``."""
 
     async def create_workflow(self, workflow_id: str, *, purpose: str) -> Mapping[str, AgentEndpoints]: ...
 
@@ -60,6 +60,8 @@ class GatewayControl(Protocol):
     ) -> Mapping[str, Any]: ...
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> Any: ...
+
+    async def blocked(self, longer_than_s: float) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)

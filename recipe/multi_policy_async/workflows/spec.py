@@ -34,7 +34,11 @@ class WorkflowSpec(BaseModel):
     timeout_s: float = Field(gt=0)
     """Deadline of one attempt; after it the workflow has failed."""
     max_concurrent: int = Field(ge=1)
-    """Workflows running at once."""
+    """Workflows running at once, not counting those that are blocked on a policy and hold one of its slots."""
+    max_blocked_per_policy: int = Field(ge=0)
+    """Workflows whose call waits at a policy's closed gate and that hold no common slot meanwhile."""
+    blocked_after_s: float = Field(gt=0)
+    """A call that waits for so long makes its workflow a blocked one."""
     max_attempts: int = Field(ge=1)
     """Attempts of a workflow whose gateway or policy was not there; its own errors are never tried again."""
     retry_wait_s: float = Field(ge=0)

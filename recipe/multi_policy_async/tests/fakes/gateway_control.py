@@ -60,6 +60,7 @@ class FakeGatewayControl:
         self.aborted: list[str] = []
         self.errors: dict[str, list[BaseException]] = {}  # method -> errors of its next calls
         self.silent_after: dict[str, int] = {}  # agent -> workflows after which it is not called any more
+        self.waiting: dict[str, str] = {}  # policy that a workflow waits for, by workflow
         self.lose_answers: list[str] = []  # methods whose next call works, but its answer is lost
 
     def _maybe_fail(self, method: str) -> None:
@@ -109,3 +110,7 @@ class FakeGatewayControl:
         self._maybe_fail("abort")
         self.aborted.append(workflow_id)
         await self._sink(record(workflow_id, status="aborted", error="aborted by the client"))
+
+    async def blocked(self, longer_than_s: float) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return dict(self.waiting)
