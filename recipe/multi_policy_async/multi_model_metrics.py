@@ -99,8 +99,8 @@ class JobMetrics:
         score = workflows["score_mean"]
         blocked = f" ({workflows['blocked']} blocked)" if workflows["blocked"] else ""
         self._print(
-            f"{'pipeline':<{self._width}}  workflows {workflows['running']} running{blocked}, {workflows['finished']} finished, "
-            f"{workflows['failed']} failed"
+            f"{'pipeline':<{self._width}}  workflows {workflows['running']} running{blocked}, "
+            f"{workflows['finished']} finished, {workflows['failed']} failed"
             + (f", score {score:.3f}" if score is not None else "")
             + f" | {' | '.join(parts)}"
         )
