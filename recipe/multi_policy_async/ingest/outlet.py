@@ -23,6 +23,7 @@ from .group_queue import GroupQueue, TakePlan
 from .groups import row_ids
 from .holding import holds
 from .ledger import FateChange
+from .partners import partner_staleness
 from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
@@ -82,6 +83,8 @@ class Outlet:
             now = state.clock()
         queue.held_s += now - started
         queue.publishing = not held
+        if not held:
+            queue.published = version
         return not held
 
     def _is_held(self, queue: GroupQueue, version: Version, now: float) -> bool:
@@ -242,6 +245,7 @@ class Outlet:
         taken = queue.taken(batch_id)
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
+            vectors = await state.serial.on_disk(state.ledger.oldest_versions, row_ids(taken))
         except BaseException:
             await state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
             raise
@@ -252,4 +256,5 @@ class Outlet:
             ),
             queue_groups=len(queue),
             dropped=dict(state.accounts[queue.model_id].dropped),
+            partner_staleness=partner_staleness(queue, vectors, state.queues),
         )

@@ -32,7 +32,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     with_ingestor,
     workflow_stats,
 )
-from recipe.multi_policy_async.trajectory import Version
+from recipe.multi_policy_async.trajectory import Version, VersionSpan
 
 V0 = Version(0, 0)
 
@@ -718,3 +718,26 @@ def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
         return await ingestor.hold(PLANNER, Version(0, 1), 10)
 
     assert with_ingestor(tmp_path, scenario)
+
+
+def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path):
+    """Partners that are frozen, or did not take part, are not named."""
+
+    def played(workflow_id, **oldest):
+        span = {f"{agent}_model": VersionSpan(Version(0, v), Version(0, v + 1)) for agent, v in oldest.items()}
+        return record(workflow_id, trajectory(workflow_id), version_vector=span)
+
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(), True)
+        await ingestor.register_policy("judge_model", queue_spec(), False)
+        for task, oldest in enumerate(({"planner": 0, "solver": 2, "judge": 0}, {"planner": 1})):
+            ids = [f"e0-t{task}-s{sample}-a0" for sample in range(2)]
+            for workflow_id in ids:
+                await ingestor.issue(workflow_id, 2)
+            for workflow_id in ids:
+                await ingestor.ingest(played(workflow_id, **oldest))
+        await ingestor.hold(SOLVER, Version(0, 5), 0)
+        return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
+
+    assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}
