@@ -127,9 +127,10 @@ class MultiModelDisaggregateTrainer:
         ends = [group.create_task(each) for each in (*training, *reports)]
         outcomes = (await asyncio.gather(*ends))[: len(training)]
         self.validation.training_ended({outcome.model_id: outcome.version for outcome in outcomes})
-        if self._drain.is_set():  # a person wants the job to end
-            validating.cancel()
-        await asyncio.wait({validating})
+        drained = group.create_task(self._drain.wait())  # then a person wants the job to end
+        await asyncio.wait({validating, drained}, return_when=asyncio.FIRST_COMPLETED)
+        validating.cancel()
+        drained.cancel()
         await named(self.workflow_driver.stop.remote(), "workflow driver", ANSWER_S)
         for task in background:
             task.cancel()

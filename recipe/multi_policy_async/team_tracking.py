@@ -16,12 +16,15 @@
 import contextlib
 import importlib.util
 import io
+import logging
 import os
 from typing import Any
 
 from .configuration.schema import JobSpec
 from .configuration.verl_tree import find_verl
 from .validation_scheduler import Evaluation
+
+logger = logging.getLogger(__name__)
 
 NAME = "validation"
 
@@ -44,8 +47,13 @@ class TeamTracking:
         self._tracking.log(metrics(evaluation), step=evaluation.updates)
 
     def finish(self) -> None:
-        if self._tracking is not None:
+        """Close the backends; one that cannot be closed is logged."""
+        if self._tracking is None:
+            return
+        try:
             self._tracking.finish()
+        except Exception:  # of any tracker's client; the policies are trained, and that decides how the job ended
+            logger.warning("the trackers of the team's metrics were not closed", exc_info=True)
 
     def _open(self) -> Any:
         run = self._job.run
@@ -57,7 +65,7 @@ class TeamTracking:
                 project_name=run.name,
                 experiment_name=NAME,
                 default_backend=list(self._job.metrics.backends),
-                config={"trainer": {}},
+                config={"trainer": {}} | self._job.model_dump(mode="json", exclude={"models"}),
             )
 
 

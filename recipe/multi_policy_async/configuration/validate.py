@@ -32,6 +32,9 @@ from .training_checks import estimator_problems, shuffle_problems
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
+JOB_METRICS = ("steps", "pipeline", "validation")
+"""Files of the job beside those of the models."""
+
 HTTP_ROLLOUTS = ("hf", "sglang")
 """Rollout servers with SGLang's HTTP interface."""
 
@@ -91,12 +94,12 @@ def _is_model(annotation: Any) -> bool:
 
 
 def id_problems(models: Iterable[str], at: str = "multi_model.models") -> list[Problem]:
-    """Model ids become parts of actor names, folders and metric prefixes."""
+    """Model ids become parts of actor names, folders, files and metric prefixes."""
     return [
         Problem(at, "is not a model id", model, allowed=MODEL_ID.strip("^$"))
         for model in models
         if not re.match(MODEL_ID, str(model))
-    ]
+    ] + [Problem(at, "is the name of a file in metrics/", model) for model in models if model in JOB_METRICS]
 
 
 def mapping_problems(mapping: Any, models: Iterable[str], allow_unused: bool) -> list[Problem]:
