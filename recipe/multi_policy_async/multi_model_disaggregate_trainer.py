@@ -34,6 +34,8 @@ from .launch import create_gateway, create_ingestor, create_runtime, create_work
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
 from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, named
+from .team_tracking import TeamTracking
+from .validation_scheduler import Evaluation, ValidationScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class MultiModelDisaggregateTrainer:
         self.job = job
         self.metrics = metrics
         self.trained = list(job.trained)
+        self.tracking = TeamTracking(job)
         self._drain = asyncio.Event()
         self.ingestor: Any = None
         self.workflow_driver: Any = None
@@ -109,6 +112,7 @@ class MultiModelDisaggregateTrainer:
 
     async def _supervise(self, group: asyncio.TaskGroup) -> dict[str, TrainingOutcome]:
         supervisors = {model_id: self._supervisor(model_id) for model_id in self.runtimes}
+        self.validation = self._make_validation()
         watches = [
             self._workflows(),
             self._pipeline_lines(),
@@ -117,14 +121,29 @@ class MultiModelDisaggregateTrainer:
             named(self.gateway.wait_closed.remote(), "gateway"),
         ]
         background = [group.create_task(watch) for watch in watches]
+        validating = group.create_task(self.validation.run())
         training = [named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
         reports = [supervisors[model_id].watch_trainer() for model_id in self.trained]
         ends = [group.create_task(each) for each in (*training, *reports)]
         outcomes = (await asyncio.gather(*ends))[: len(training)]
+        self.validation.training_ended({outcome.model_id: outcome.version for outcome in outcomes})
+        drained = group.create_task(self._drain.wait())  # then a person wants the job to end
+        await asyncio.wait({validating, drained}, return_when=asyncio.FIRST_COMPLETED)
+        validating.cancel()
+        drained.cancel()
         await named(self.workflow_driver.stop.remote(), "workflow driver", ANSWER_S)
         for task in background:
             task.cancel()
         return {outcome.model_id: outcome for outcome in outcomes}
+
+    def _make_validation(self) -> ValidationScheduler:
+        def publish(evaluation: Evaluation) -> None:
+            self.metrics.validation(evaluation)
+            self.tracking.log(evaluation)
+
+        parts = (self.workflow_driver, self.ingestor, self.gateway)
+        note = self.metrics.note
+        return ValidationScheduler(self.job.validation, *parts, self.trained, publish=publish, note=note)
 
     def _supervisor(self, model_id: str) -> PolicySupervisor:
         return PolicySupervisor(
@@ -136,11 +155,13 @@ class MultiModelDisaggregateTrainer:
         )
 
     async def _on_step(self, report: StepReport) -> None:
+        self.validation.on_version(report.model_id, report.version)
         counts = await named(self.ingestor.stats.remote(), "ingestor", ANSWER_S)
         self.metrics.step(report, counts[report.model_id])
 
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
+        self.tracking.finish()
         parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
         parts += [self.gateway.stop.remote()] if self.gateway is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []

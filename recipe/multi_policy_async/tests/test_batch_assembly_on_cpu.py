@@ -13,6 +13,8 @@
 # limitations under the License.
 """Whole groups become padded batches: nothing changes on the way, and padding weighs nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -146,3 +148,11 @@ def test_short_batches_get_fewer_updates():
     assert updates_for(real_rows=3, dp_size=2, wanted=4) == 1
     assert updates_for(real_rows=9, dp_size=2, wanted=4) == 4
     assert updates_for(real_rows=1, dp_size=4, wanted=2) == 1
+
+
+def test_the_age_of_the_partners_is_told_by_policy():
+    batch = replace(taken([2]), partner_staleness={"planner_model": [1, 4]})
+    meta = assemble(batch, dp_size=1, wanted_updates=1, pad_token_id=0, version=3).data.meta_info
+    told = {key: value for key, value in meta.items() if "partner" in key}
+    at = "fully_async/partner_staleness/planner_model"
+    assert told == {f"{at}/mean": 2.5, f"{at}/max": 4}
