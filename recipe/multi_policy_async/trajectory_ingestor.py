@@ -34,7 +34,8 @@ from .ingest.batch_source import End, ProducerDied, TakenBatch
 from .ingest.group_queue import GroupQueue
 from .ingest.intake import Intake, describe_idle
 from .ingest.outlet import Outlet
-from .ingest.recovery import rebuild, unfinished
+from .ingest.recovery import rebuild, rebuild_trained, unfinished
+from .ingest.replay import ReplayPool
 from .ingest.spec import IngestSpec, QueueSpec
 from .ingest.state import IngestState
 from .trajectory import Version, WorkflowId, WorkflowRecord
@@ -93,10 +94,21 @@ class TrajectoryIngestor:
             queue.lineage = await state.serial.on_disk(state.ledger.checkpoints.lineage, model_id)
             waiting = await state.serial.on_disk(state.ledger.waiting_rows, model_id)
             counts = await state.serial.on_disk(state.ledger.counts)
+            replayed = await state.serial.on_disk(state.ledger.replay_counts)
+            number = 0 if restored is None else restored[1]
+            oldest = ReplayPool(spec, number).oldest
+            trained_rows = (
+                [] if oldest is None else await state.serial.on_disk(state.ledger.trained_rows, model_id, oldest)
+            )
             state.forget_open_rows(model_id)
-            queue.refill(rebuild(waiting, state.open, state.clock()), incarnation)
+            queue.refill(
+                rebuild(waiting, state.open, state.clock()),
+                incarnation,
+                trained=rebuild_trained(trained_rows, state.clock()),
+                number=number,
+            )
             state.queues[model_id] = queue
-            state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}))
+            state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}), replayed.get(model_id, 0))
             state.changes.notify()
             return incarnation
 

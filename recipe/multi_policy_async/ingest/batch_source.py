@@ -35,6 +35,7 @@ class Group:
     group_id: str
     agent_id: str
     trajectories: tuple[Trajectory, ...]
+    uses: int = 0  # batches that trained it before; above 0 in replay
 
 
 @dataclass(frozen=True)

@@ -43,17 +43,28 @@ class QueuedGroup:
     rows: tuple[RowRef, ...]
     closed_at: float  # seconds of a monotonic clock
     give_backs: int = 0
+    uses: int = 0  # batches that trained it
+    last_step: int = 0  # version that the last of them led to
 
     @property
     def row_ids(self) -> list[int]:
         return [row.row_id for row in self.rows]
 
+    @property
+    def oldest(self) -> int:
+        """Oldest version number of any token."""
+        return min(row.oldest for row in self.rows)
+
     def given_back(self) -> "QueuedGroup":
         return replace(self, give_backs=self.give_backs + 1)
 
+    def trained(self, step: int) -> "QueuedGroup":
+        """The group after one more batch, which led to version ``step``."""
+        return replace(self, uses=self.uses + 1, last_step=step)
+
     def staleness(self, version: Version) -> int:
         """Version before the step minus the oldest version of any token in the group (invariant 6)."""
-        return version.number - min(row.oldest for row in self.rows)
+        return version.number - self.oldest
 
     def survives(self, version: Version, lineage: dict[int, int]) -> bool:
         """Whether every row was sampled by weights that the trainer's weights descend from."""

@@ -87,10 +87,11 @@ class Outlet:
         state, queue = self._state, self._state.queue(model_id)
 
         async def write() -> None:
-            ids = row_ids(queue.taken(batch_id))
-            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step)
-            queue.consumed(batch_id)
+            ids, again = row_ids(queue.taken(batch_id)), row_ids(queue.replayed(batch_id))
+            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step, again)
+            queue.consumed(batch_id, step)
             state.accounts[model_id].settle(TRAINED, len(ids))
+            state.accounts[model_id].replayed += len(again)
             state.changes.notify()
 
         await state.serial.exclusively(write())
@@ -124,6 +125,7 @@ class Outlet:
             ids = row_ids(waiting) + state.open_row_ids(model_id)
             await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
             queue.retired = True
+            queue.replay.clear()
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))
@@ -146,7 +148,8 @@ class Outlet:
     async def prune(self) -> int:
         state, deleted = self._state, 0
         self._pruned_at = state.clock()
-        steps = state.ledger.prune()
+        reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
+        steps = state.ledger.prune({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
         while (rows := await state.serial.exclusively(state.serial.on_disk(next, steps, None))) is not None:
             deleted += rows
         return deleted
@@ -212,7 +215,7 @@ class Outlet:
 
     async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
         state = self._state
-        taken = queue.taken(batch_id)
+        taken = (*queue.taken(batch_id), *queue.replayed(batch_id))
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
         except BaseException:
@@ -221,7 +224,8 @@ class Outlet:
         return TakenBatch(
             batch_id=batch_id,
             groups=tuple(
-                Group(group.group_id, group.agent_id, tuple(next(rows) for _ in group.rows)) for group in taken
+                Group(group.group_id, group.agent_id, tuple(next(rows) for _ in group.rows), group.uses)
+                for group in taken
             ),
             queue_groups=len(queue),
             dropped=dict(state.accounts[queue.model_id].dropped),

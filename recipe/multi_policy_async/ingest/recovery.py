@@ -13,12 +13,12 @@
 # limitations under the License.
 """Unfinished work, rebuilt from what has no terminal record and what has no fate in the ledger."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..trajectory import WorkflowId
 from .groups import OpenTask, QueuedGroup, RowRef
 from .holding import InFlight
-from .ledger import WaitingRow
+from .ledger import TrainedRow, WaitingRow
 
 
 def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now: float) -> list[QueuedGroup]:
@@ -41,7 +41,26 @@ def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now:
     ]
 
 
-def _agent(rows: list[WaitingRow]) -> str:
+def rebuild_trained(trained: Iterable[TrainedRow], now: float) -> list[QueuedGroup]:
+    """Groups that may be replayed, in the order of ``Ledger.trained_rows``."""
+    groups: dict[str, list[TrainedRow]] = {}
+    for row in trained:
+        groups.setdefault(row.group_id, []).append(row)
+    return [
+        QueuedGroup(
+            group_id,
+            rows[0].model_id,
+            _agent(rows),
+            tuple(_ref(row) for row in rows),
+            now,
+            uses=rows[0].uses,
+            last_step=rows[0].last_step,
+        )
+        for group_id, rows in groups.items()
+    ]
+
+
+def _agent(rows: Sequence[WaitingRow]) -> str:
     agents = {row.agent_id for row in rows}
     return agents.pop() if len(agents) == 1 else ""
 

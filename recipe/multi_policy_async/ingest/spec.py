@@ -45,6 +45,17 @@ class IngestSpec(_Spec):
     """Longest wait of one long-poll call, in seconds."""
 
 
+class ReplaySpec(_Spec):
+    """Whether trained groups fill up batches that stay too small (ingest/replay.py)."""
+
+    max_uses: int = Field(ge=1)
+    """Batches that a row is in at most, in the lineage of the surviving weights. 1: no replay."""
+    max_age: int = Field(ge=1)
+    """Version before the step minus oldest version of a token, of replayed groups; ``max_staleness`` holds too."""
+    max_share: float = Field(gt=0, lt=1)
+    """Largest share of replayed groups in a batch."""
+
+
 class QueueSpec(_Spec):
     """One policy's training queue. Sizes count advantage groups."""
 
@@ -69,6 +80,8 @@ class QueueSpec(_Spec):
     max_batch_groups: int | None = Field(ge=1)
     """Take up to this many groups if they wait already. ``None``: the target size."""
     coalesce_s: float = Field(ge=0)
+    """How long the oldest group waits for a full batch, where smaller ones or replay are allowed."""
+    replay: ReplaySpec
 
     @model_validator(mode="after")
     def _fits_together(self) -> "QueueSpec":

@@ -57,6 +57,7 @@ def queue_spec(**changes: Any) -> QueueSpec:
         "min_batch_groups": None,
         "max_batch_groups": None,
         "coalesce_s": 30.0,
+        "replay": {"max_uses": 1, "max_age": 4, "max_share": 0.5},
     }
     return QueueSpec(**(values | changes))
 
