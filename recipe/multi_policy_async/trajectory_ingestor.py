@@ -108,6 +108,7 @@ class TrajectoryIngestor:
                 number=number,
             )
             state.queues[model_id] = queue
+            state.stagger.ended(model_id)
             state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}), replayed.get(model_id, 0))
             state.changes.notify()
             return incarnation
@@ -200,12 +201,18 @@ class TrajectoryIngestor:
         return await self._outlet.take(model_id, groups, version, timeout_s)
 
     async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
-        """With ``on_stale: hold``, wait until ``version`` can be published without making a group in play stale.
+        """Wait until ``version`` may be published.
+
+        With ``on_stale: hold`` until that makes no group in play stale, with ``stagger`` while another policy syncs.
 
         Returns:
-            ``False`` after ``timeout_s``: ask again. Other policies get ``True`` at once.
+            ``False`` after ``timeout_s``: ask again. ``True``: publish now, and tell by ``synced`` when it is done.
         """
         return await self._outlet.hold(model_id, version, timeout_s)
+
+    async def synced(self, model_id: str) -> None:
+        """The version that ``hold`` let pass is served."""
+        await self._outlet.synced(model_id)
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         """The batch was trained by the step that leads to version ``step`` of ``incarnation``.
@@ -272,6 +279,7 @@ class TrajectoryIngestor:
         state = self._state
         return {
             model_id: model_stats(queue, state.accounts[model_id], state.open.values())
+            | {"staggered_s": state.stagger.waited_s[model_id]}
             for model_id, queue in state.queues.items()
         }
 

@@ -89,6 +89,10 @@ class BatchSource(Protocol):
         """Wait until ``version`` may be published."""
         ...
 
+    async def synced(self) -> None:
+        """The version that ``hold`` let pass is served."""
+        ...
+
 
 class IngestBatchSource:
     """Takes batches from the trajectory ingestor.
@@ -160,6 +164,10 @@ class IngestBatchSource:
         """Wait until ``version`` may be published; see ``TrajectoryIngestor.hold``."""
         while not await call(self._ingestor, "hold", self.model_id, version, self._poll_s):
             pass
+
+    async def synced(self) -> None:
+        """Policies that wait for the end of this sync may go on; see ``TrajectoryIngestor.synced``."""
+        await call(self._ingestor, "synced", self.model_id)
 
     def _send(self, method: str, *args: Any) -> None:
         assert self._batch_id is not None, f"{method} without a batch"

@@ -70,9 +70,13 @@ class Outlet:
             await state.changes.wait(changed, left if retry_in_s is None else min(left, retry_in_s))
 
     async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
+        state, queue = self._state, self._state.queue(model_id)
+        deadline = state.clock() + timeout_s
+        return await self._hold_for_groups(queue, version, timeout_s) and await self._hold_for_syncs(queue, deadline)
+
+    async def _hold_for_groups(self, queue: GroupQueue, version: Version, timeout_s: float) -> bool:
         state = self._state
         started = now = state.clock()
-        queue = state.queue(model_id)
         while holds(queue, version, state.open, state.in_flight, now) and state.end is None:
             left = started + timeout_s - now
             if left <= 0:
@@ -82,6 +86,25 @@ class Outlet:
             now = state.clock()
         queue.held_s += now - started
         return not holds(queue, version, state.open, state.in_flight, now) or state.end is not None
+
+    async def _hold_for_syncs(self, queue: GroupQueue, deadline: float) -> bool:
+        state = self._state
+        if queue.version is None:
+            return True  # its first weights: nobody is served yet
+        while state.end is None:
+            changed, now = state.changes.now(), state.clock()
+            wait_s = state.stagger.wait_s(queue.model_id, now)
+            if wait_s == 0:
+                break
+            if now >= deadline:
+                return False
+            await state.changes.wait(changed, min(wait_s, deadline - now))
+        return True
+
+    async def synced(self, model_id: str) -> None:
+        self._state.queue(model_id)
+        self._state.stagger.ended(model_id)
+        self._state.changes.notify()
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         state, queue = self._state, self._state.queue(model_id)
@@ -126,6 +149,7 @@ class Outlet:
             await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
             queue.retired = True
             queue.replay.clear()
+            state.stagger.ended(model_id)
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))

@@ -22,6 +22,13 @@ class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class StaggerSpec(_Spec):
+    """Whether policies sync their weights one after the other (ingest/stagger.py)."""
+
+    max_wait_s: float = Field(ge=0)
+    """Longest wait for another policy's sync, per version, in seconds. 0: policies do not wait for each other."""
+
+
 class IngestSpec(_Spec):
     """What holds for all policies of a job."""
 
@@ -41,6 +48,7 @@ class IngestSpec(_Spec):
     """A group given back more often than this is dropped as ``poison``."""
     prune_every_s: float = Field(gt=0)
     """Delete rows that no checkpoint can need again this often, in seconds."""
+    stagger: StaggerSpec
     poll_s: float = Field(gt=0)
     """Longest wait of one long-poll call, in seconds."""
 

@@ -30,6 +30,7 @@ from .ledger import Ledger
 from .schedule import make_schedule
 from .serial import Broadcast, Serial
 from .spec import IngestSpec
+from .stagger import SyncStagger
 
 
 class IngestState:
@@ -48,6 +49,7 @@ class IngestState:
         self.serial = Serial()
         self.changes = Broadcast()
         self.schedule = make_schedule(spec)
+        self.stagger = SyncStagger(spec.stagger.max_wait_s)
         self.queues: dict[str, GroupQueue] = {}
         self.end: End | ProducerDied | None = None
         recovered = self.ledger.recover()

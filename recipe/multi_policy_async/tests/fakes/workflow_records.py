@@ -39,6 +39,7 @@ def ingest_spec(**changes: Any) -> IngestSpec:
         "on_truncated": "keep",
         "max_give_backs": 2,
         "prune_every_s": 60.0,
+        "stagger": {"max_wait_s": 0.0},
         "poll_s": 0.2,
     }
     return IngestSpec(**(values | changes))
