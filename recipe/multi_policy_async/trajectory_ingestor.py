@@ -25,7 +25,7 @@ producing side is ingest/intake.py, the training side ingest/outlet.py.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ from .ingest.accounts import Account, model_stats
 from .ingest.batch_source import End, ProducerDied, TakenBatch
 from .ingest.group_queue import GroupQueue
 from .ingest.intake import Intake, describe_idle
+from .ingest.ledger import FateChange, WaitingRow
 from .ingest.outlet import Outlet
+from .ingest.reasons import POISON
 from .ingest.recovery import rebuild, rebuild_trained, unfinished
 from .ingest.replay import ReplayPool
 from .ingest.spec import IngestSpec, QueueSpec
@@ -71,7 +73,7 @@ class TrajectoryIngestor:
         """Start a policy, again after its trainer died, or at its checkpoint ``restored = (incarnation, step)``.
 
         Batches that an earlier trainer took and did not consume wait again, and so do rows that weights outside the
-        restored lineage consumed.
+        restored lineage consumed. A group that ``max_give_backs`` trainers died with, and now one more, is ``poison``.
 
         Args:
             model_id: the policy.
@@ -93,6 +95,8 @@ class TrajectoryIngestor:
             incarnation = await state.serial.on_disk(state.ledger.checkpoints.begin_incarnation, model_id, restored)
             queue.lineage = await state.serial.on_disk(state.ledger.checkpoints.lineage, model_id)
             waiting = await state.serial.on_disk(state.ledger.waiting_rows, model_id)
+            give_backs = state.queues[model_id].give_backs() if model_id in state.queues else {}
+            waiting = await self._without_poison(waiting, give_backs)
             counts = await state.serial.on_disk(state.ledger.counts)
             replayed = await state.serial.on_disk(state.ledger.replay_counts)
             number = 0 if restored is None else restored[1]
@@ -102,18 +106,26 @@ class TrajectoryIngestor:
             )
             state.forget_open_rows(model_id)
             queue.refill(
-                rebuild(waiting, state.open, state.clock()),
+                rebuild(waiting, state.open, state.clock(), give_backs),
                 incarnation,
                 trained=rebuild_trained(trained_rows, state.clock()),
                 number=number,
             )
             state.queues[model_id] = queue
-            state.stagger.ended(model_id)
+            state.stagger.forget(model_id)
             state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}), replayed.get(model_id, 0))
             state.changes.notify()
             return incarnation
 
         return await state.serial.exclusively(register())
+
+    async def _without_poison(self, waiting: list[WaitingRow], give_backs: Mapping[str, int]) -> list[WaitingRow]:
+        groups = {group for group, count in give_backs.items() if count > self._state.spec.max_give_backs}
+        poison = [row.row_id for row in waiting if row.group_id in groups]
+        if poison:
+            logger.warning("dropped as poison, trainer after trainer died with them: %s", ", ".join(sorted(groups)))
+            await self._state.serial.on_disk(self._state.ledger.set_fates, [FateChange(poison, POISON)])
+        return [row for row in waiting if row.group_id not in groups]
 
     async def retire(self, model_id: str) -> None:
         """The policy reached its target: it keeps serving, its waiting and later rows count as ``retired``."""
@@ -187,7 +199,7 @@ class TrajectoryIngestor:
         """Take a batch of whole groups for a trainer whose weights are at ``version``; ``None`` after ``timeout_s``.
 
         Groups that became stale (invariant 6) or were sampled by lost weights are dropped here. The batch must be
-        settled: ``mark_consumed``, ``drop`` or ``give_back``.
+        settled: ``mark_consumed`` or ``drop``. If the trainer dies, its rows wait again when the policy starts again.
 
         Args:
             model_id: the policy.
@@ -229,14 +241,6 @@ class TrajectoryIngestor:
             ValueError: the batch is not taken, or the reason is not in the closed list.
         """
         await self._outlet.drop(model_id, batch_id, reason)
-
-    async def give_back(self, model_id: str, batch_id: str) -> None:
-        """The step failed: the groups return to the head of the queue, or are ``poison`` after too many times.
-
-        Raises:
-            ValueError: the batch is not taken.
-        """
-        await self._outlet.give_back(model_id, batch_id)
 
     async def clear(self, model_id: str) -> None:
         """Drop the groups that wait in a policy's queue, as ``shutdown``."""

@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class TakenBatch:
-    """Whole groups for one training batch. It must be consumed, dropped or given back."""
+    """Whole groups for one training batch. It must be consumed or dropped."""
 
     batch_id: str
     groups: tuple[Group, ...]
@@ -75,10 +75,6 @@ class BatchSource(Protocol):
 
     def drop(self, reason: str) -> None:
         """The last batch must not be trained again (a reason of ``reasons.DROP_REASONS``)."""
-        ...
-
-    def give_back(self) -> None:
-        """The last batch was not trained but may be."""
         ...
 
     async def flush(self) -> None:
@@ -119,7 +115,7 @@ class IngestBatchSource:
         """Poll until there is a batch or there will be none.
 
         Raises:
-            ValueError: the last batch was neither consumed, nor dropped, nor given back.
+            ValueError: the last batch was neither consumed nor dropped.
         """
         if self._batch_id is not None:
             raise ValueError(f"policy {self.model_id}: batch {self._batch_id} is still open")
@@ -145,10 +141,6 @@ class IngestBatchSource:
     def drop(self, reason: str) -> None:
         """Drop the last batch under ``reason``."""
         self._send("drop", reason)
-
-    def give_back(self) -> None:
-        """Return the last batch to the head of the queue."""
-        self._send("give_back")
 
     async def flush(self) -> None:
         """Wait for the report about the last batch, if one is on its way.

@@ -241,10 +241,16 @@ class GroupQueue:
         """Its replayed groups are not tried again either: any of its groups may be what the step failed on."""
         del self._taken[batch_id]
 
-    def give_back(self, batch_id: str, groups: Sequence[QueuedGroup]) -> None:
-        """Return ``groups`` of a taken batch to the head of the queue, in their old order."""
-        self.replay.add(self._taken.pop(batch_id).replayed)
-        self._waiting.extendleft(reversed(groups))
+    def give_back(self, batch_id: str) -> None:
+        """Return a taken batch to the head of the queue, in its old order."""
+        batch = self._taken.pop(batch_id)
+        self.replay.add(batch.replayed)
+        self._waiting.extendleft(reversed(batch.groups))
+
+    def give_backs(self) -> dict[str, int]:
+        """Trainers that died with a group, if the present one did now; other groups are not in it."""
+        earlier = {group.group_id: group.give_backs for group in self._waiting if group.give_backs}
+        return earlier | {g.group_id: g.give_backs + 1 for taken in self._taken.values() for g in taken.groups}
 
     def waiting(self) -> list[QueuedGroup]:
         return list(self._waiting)

@@ -42,7 +42,7 @@ class QueuedGroup:
     agent_id: str
     rows: tuple[RowRef, ...]
     closed_at: float  # seconds of a monotonic clock
-    give_backs: int = 0
+    give_backs: int = 0  # trainers that died while they had it
     uses: int = 0  # batches that trained it
     last_step: int = 0  # version that the last of them led to
 
@@ -54,9 +54,6 @@ class QueuedGroup:
     def oldest(self) -> int:
         """Oldest version number of any token."""
         return min(row.oldest for row in self.rows)
-
-    def given_back(self) -> "QueuedGroup":
-        return replace(self, give_backs=self.give_backs + 1)
 
     def trained(self, step: int) -> "QueuedGroup":
         """The group after one more batch, which led to version ``step``."""

@@ -23,7 +23,7 @@ from .group_queue import GroupQueue, TakePlan
 from .groups import row_ids
 from .holding import holds
 from .ledger import FateChange
-from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
+from .reasons import RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
@@ -89,8 +89,6 @@ class Outlet:
 
     async def _hold_for_syncs(self, queue: GroupQueue, deadline: float) -> bool:
         state = self._state
-        if queue.version is None:
-            return True  # its first weights: nobody is served yet
         while state.end is None:
             changed, now = state.changes.now(), state.clock()
             wait_s = state.stagger.wait_s(queue.model_id, now)
@@ -136,10 +134,6 @@ class Outlet:
 
         await state.serial.exclusively(write())
 
-    async def give_back(self, model_id: str, batch_id: str) -> None:
-        queue = self._state.queue(model_id)
-        await self._state.serial.exclusively(self._give_back(queue, batch_id, failed=True))
-
     async def retire(self, model_id: str) -> None:
         state, queue = self._state, self._state.queue(model_id)
 
@@ -149,7 +143,7 @@ class Outlet:
             await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
             queue.retired = True
             queue.replay.clear()
-            state.stagger.ended(model_id)
+            state.stagger.forget(model_id)
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))
@@ -214,18 +208,18 @@ class Outlet:
             state.changes.notify()
         return batch_id, plan.retry_in_s
 
-    async def _give_back(self, queue: GroupQueue, batch_id: str, *, failed: bool) -> None:
+    async def _return(self, queue: GroupQueue, batch_id: str) -> None:
+        """Nobody got this batch: its groups go back to the head of the queue."""
         state = self._state
         if not state.is_current(queue):
             return  # its rows wait in the new queue already
-        groups = [group.given_back() if failed else group for group in queue.taken(batch_id)]
-        again = [] if queue.retired else [g for g in groups if g.give_backs <= state.spec.max_give_backs]
-        gone = row_ids([group for group in groups if group not in again])
-        if gone:
-            reason = RETIRED if queue.retired else POISON
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, reason)])
-            state.accounts[queue.model_id].settle(reason, len(gone))
-        queue.give_back(batch_id, again)
+        if queue.retired:
+            gone = row_ids(queue.taken(batch_id))
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, RETIRED)])
+            state.accounts[queue.model_id].settle(RETIRED, len(gone))
+            queue.dropped(batch_id)
+        else:
+            queue.give_back(batch_id)
         state.changes.notify()
 
     def _undo_reserve(self, queue: GroupQueue, reserving: asyncio.Future) -> None:
@@ -234,7 +228,7 @@ class Outlet:
             return
         batch_id, _ = reserving.result()
         if batch_id:
-            undo = self._state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
+            undo = self._state.serial.exclusively(self._return(queue, batch_id))
             self._undoing = asyncio.ensure_future(undo)  # a reference keeps the task alive
 
     async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
@@ -243,7 +237,7 @@ class Outlet:
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
         except BaseException:
-            await state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
+            await state.serial.exclusively(self._return(queue, batch_id))
             raise
         return TakenBatch(
             batch_id=batch_id,

@@ -21,13 +21,16 @@ from .holding import InFlight
 from .ledger import TrainedRow, WaitingRow
 
 
-def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now: float) -> list[QueuedGroup]:
+def rebuild(
+    waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now: float, give_backs: Mapping[str, int]
+) -> list[QueuedGroup]:
     """Put rows of open tasks back into ``open_tasks`` and return the closed groups, in closing order.
 
     Args:
         waiting: one policy's rows, as ``Ledger.waiting_rows`` orders them.
         open_tasks: open tasks by key; changed.
         now: monotonic clock, in seconds.
+        give_backs: trainers that died with a group, by its id.
     """
     closed: dict[str, list[WaitingRow]] = {}
     for row in waiting:
@@ -36,7 +39,14 @@ def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now:
         else:
             closed.setdefault(row.group_id, []).append(row)
     return [
-        QueuedGroup(group_id, rows[0].model_id, _agent(rows), tuple(_ref(row) for row in rows), now)
+        QueuedGroup(
+            group_id,
+            rows[0].model_id,
+            _agent(rows),
+            tuple(_ref(row) for row in rows),
+            now,
+            give_backs=give_backs.get(group_id, 0),
+        )
         for group_id, rows in closed.items()
     ]
 

@@ -45,7 +45,7 @@ class IngestSpec(_Spec):
     on_truncated: Literal["drop", "keep"]
     """Rows cut at the length limit: dropped as ``truncated``, or trained."""
     max_give_backs: int = Field(ge=0)
-    """A group given back more often than this is dropped as ``poison``."""
+    """A group that more trainers than this died with is dropped as ``poison``."""
     prune_every_s: float = Field(gt=0)
     """Delete rows that no checkpoint can need again this often, in seconds."""
     stagger: StaggerSpec

@@ -34,6 +34,7 @@ class SyncStagger:
         self._max_wait_s = max_wait_s
         self._asked: dict[str, float] = {}
         self._syncing: dict[str, float] = {}  # since when
+        self._serving: set[str] = set()  # policies whose first version is served; the others wait for nobody
         self.waited_s: Counter[str] = Counter()  # by policy, since the start
 
     def wait_s(self, model_id: str, now: float) -> float:
@@ -41,6 +42,8 @@ class SyncStagger:
 
         Asking sooner does no harm, and a waiting policy should when another one's sync has ended.
         """
+        if model_id not in self._serving:
+            return 0.0
         asked = self._asked.setdefault(model_id, now)
         ends = [asked + self._max_wait_s]
         others = [since + self._max_wait_s for other, since in self._syncing.items() if other != model_id]
@@ -53,6 +56,12 @@ class SyncStagger:
         return 0.0
 
     def ended(self, model_id: str) -> None:
-        """The policy's new version is served, or it syncs no more."""
+        """The policy's new version is served."""
+        self._syncing.pop(model_id, None)
+        self._serving.add(model_id)
+
+    def forget(self, model_id: str) -> None:
+        """The policy starts, again or for the first time, or syncs no more."""
         self._syncing.pop(model_id, None)
         self._asked.pop(model_id, None)
+        self._serving.discard(model_id)

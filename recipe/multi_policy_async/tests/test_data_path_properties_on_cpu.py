@@ -267,7 +267,7 @@ class DataPath(RuleBasedStateMachine):
                 assert policy.version.number - oldest.number <= MAX_STALENESS, "invariant 6"
                 assert policy.descends_from(oldest), "its weights survive"
 
-    @rule(model=st.sampled_from(MODELS), how=st.sampled_from(("train", "train", "train", "give_back", "drop")))
+    @rule(model=st.sampled_from(MODELS), how=st.sampled_from(("train", "train", "train", "drop")))
     def settle(self, model, how):
         policy = self.policies[model]
         if policy.batch is None:
@@ -277,8 +277,6 @@ class DataPath(RuleBasedStateMachine):
             rows = {row.trajectory_id for group in policy.batch.groups for row in group.trajectories}
             after = policy.train(rows)
             self.do(self.ingestor.mark_consumed(model, batch_id, after.number, after.incarnation))
-        elif how == "give_back":
-            self.do(self.ingestor.give_back(model, batch_id))
         else:
             self.do(self.ingestor.drop(model, batch_id, "non_finite"))
         policy.batch = None

@@ -38,6 +38,8 @@ class Job:
 
     def run(self, until: float) -> "Job":
         stagger = SyncStagger(self.max_wait_s)
+        for name in self.policies:
+            stagger.ended(name)  # its first version
         asked: dict[str, float] = {}
         self.waits = {name: [] for name in self.policies}
         events = [(period, name, "is ready") for name, (period, _) in self.policies.items()]
@@ -130,6 +132,8 @@ def scenario(tmp_path, steps, max_wait_s=10.0):
             await ingestor.register_policy(model_id, queue_spec(), True)
         first = [await ingestor.hold(model_id, Version(0, 0), 0) for model_id in (PLANNER, SOLVER)]
         assert first == [True, True], "first weights are sent side by side"
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.synced(model_id)
         await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
         for model_id in (PLANNER, SOLVER):
             batch = await ingestor.take(model_id, 1, Version(0, 0), 0)

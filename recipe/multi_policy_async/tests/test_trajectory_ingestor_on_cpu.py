@@ -279,35 +279,55 @@ def test_staleness_counts_the_oldest_token_of_the_oldest_row(tmp_path):
     assert with_ingestor(tmp_path, scenario) == (None, {"stale": 2})
 
 
-def test_consumed_rows_are_never_taken_again_and_given_back_ones_come_first(tmp_path):
+def test_consumed_rows_are_never_taken_again(tmp_path):
     async def scenario(ingestor):
         await _open(ingestor)
         for task in range(3):
             await finish_task(ingestor, task)
         first = await ingestor.take(PLANNER, 1, V0, 1)
-        second = await ingestor.take(PLANNER, 1, V0, 1)
-        await ingestor.give_back(PLANNER, first.batch_id)
-        again = await ingestor.take(PLANNER, 2, V0, 1)
-        for batch in (second, again):
+        second = await ingestor.take(PLANNER, 2, V0, 1)
+        for batch in (second, first):
             await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         with pytest.raises(ValueError, match="is not taken"):
-            await ingestor.mark_consumed(PLANNER, again.batch_id, 1, 0)
-        return [group.group_id for group in again.groups], await _model(ingestor)
+            await ingestor.mark_consumed(PLANNER, second.batch_id, 1, 0)
+        return [group.group_id for group in second.groups], await _model(ingestor)
 
     groups, stats = with_ingestor(tmp_path, scenario)
-    assert groups == ["e0-t0/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
+    assert groups == ["e0-t1/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
 
 
-def test_a_group_that_fails_step_after_step_is_poison(tmp_path):
+def test_a_batch_that_its_trainer_died_with_comes_first_for_the_next_one(tmp_path):
     async def scenario(ingestor):
         await _open(ingestor)
-        await finish_task(ingestor, 0)
-        for _ in range(2):
-            batch = await ingestor.take(PLANNER, 1, V0, 1)
-            await ingestor.give_back(PLANNER, batch.batch_id)
-        return await ingestor.take(PLANNER, 1, V0, 0.05), (await _model(ingestor))["dropped"]
+        for task in range(2):
+            await finish_task(ingestor, task)
+        await ingestor.take(PLANNER, 1, V0, 1)
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        again = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
+        return again.groups[0].group_id, (await _model(ingestor))["queued"]
 
-    assert with_ingestor(tmp_path, scenario, max_give_backs=1) == (None, {"poison": 2})
+    assert with_ingestor(tmp_path, scenario) == ("e0-t0/planner", 2)
+
+
+def test_a_group_that_trainer_after_trainer_dies_with_is_poison(tmp_path):
+    """The next group is taken then; a trainer that dies without a batch accuses none."""
+
+    async def scenario(ingestor):
+        await _open(ingestor)
+        for task in range(2):
+            await finish_task(ingestor, task)
+        seen, incarnation = [], 0
+        for dies_with_a_batch in (True, False, True, False, True):
+            if dies_with_a_batch:
+                batch = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
+                seen.append(batch.groups[0].group_id)
+            incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        stats = await _model(ingestor)
+        return seen, stats["dropped"], stats["queued"], stats["unaccounted"]
+
+    seen, dropped, queued, unaccounted = with_ingestor(tmp_path, scenario, max_give_backs=1)
+    assert seen == ["e0-t0/planner", "e0-t0/planner", "e0-t1/planner"]
+    assert (dropped, queued, unaccounted) == ({"poison": 2}, 2, 0)
 
 
 def test_a_batch_can_be_dropped_only_under_a_reason_of_the_closed_list(tmp_path):
@@ -535,19 +555,19 @@ def test_a_take_that_is_cancelled_leaves_its_groups_in_the_queue(tmp_path):
         await _open(ingestor)
         await finish_task(ingestor, 0)
         for ticks in range(12):
+            if ticks:
+                await finish_task(ingestor, ticks)
             taking = asyncio.create_task(ingestor.take(PLANNER, 1, V0, 10))
             for _ in range(ticks):
                 await asyncio.sleep(0)
             taking.cancel()
             await asyncio.wait({taking})
-            if not taking.cancelled():
-                await ingestor.give_back(PLANNER, taking.result().batch_id)
-            batch = await ingestor.take(PLANNER, 1, V0, 1)
-            assert batch is not None, ticks
-            await ingestor.give_back(PLANNER, batch.batch_id)
+            batch = await ingestor.take(PLANNER, 1, V0, 1) if taking.cancelled() else taking.result()
+            assert batch.groups[0].group_id == f"e0-t{ticks}/planner"
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         return await _model(ingestor)
 
-    assert with_ingestor(tmp_path, scenario, max_give_backs=100)["queue_groups"] == 1
+    assert with_ingestor(tmp_path, scenario)["trained"] == 24
 
 
 def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
