@@ -53,7 +53,8 @@ class IngestorActor(_Watched, TrajectoryIngestor):
 class GatewayActor(_Watched, MultiModelGatewayRouter):
     def __init__(self, job: JobSpec, ingestor: Any):
         enter_component("gateway", job.run.dir)
-        super().__init__(job.gateway, job.agent_model_mapping, list(job.models), IngestorSink(ingestor))
+        sink = IngestorSink(ingestor)
+        super().__init__(job.gateway, job.agent_model_mapping, list(job.models), sink, sink.hungry)
 
 
 class WorkflowDriverActor(_Watched, WorkflowDriver):

@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ..gateway.spec import ConcurrencySpec
 from ..workflows.loader import load_workflow_class
 from ..workflows.scoring import load_reward_function
 from ..workflows.spec import ValidationSpec, WorkflowSpec
@@ -198,6 +199,15 @@ def upstream_problems(policy: PolicyBuilder, upstream: str) -> Iterable[Problem]
             allowed=", ".join(HTTP_ROLLOUTS),
             fix="gateway.upstream=verl_client",
         )
+
+
+def concurrency_problems(
+    policy: PolicyBuilder, concurrency: ConcurrencySpec, gateway: dict[str, Any]
+) -> Iterable[Problem]:
+    """An adaptive limit can see the load of the servers that it follows."""
+    if concurrency.adaptive and gateway["upstream"] != "sglang_router":
+        key = policy.key("async_training.concurrency.adaptive")
+        yield Problem(key, "asks the servers for their load, which verl's client cannot", True, fix="false")
 
 
 def _path(policy: PolicyBuilder, device: str, *_: Any) -> Iterable[Problem]:

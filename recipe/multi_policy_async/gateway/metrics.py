@@ -39,6 +39,8 @@ class GatewayMetrics:
         self._tokens = counter("sampled_tokens", "Sampled tokens of finished calls, by outcome", "model", "outcome")
         self._seconds = histogram("call_seconds", "From request to last token", "model")
         self._held = histogram("hold_seconds", "Waits at a closed gate", "model")
+        self._slot_waits = histogram("slot_wait_seconds", "Waits for one of the calls in flight to end", "model")
+        self._limit = gauge("in_flight_limit", "Calls that may be at the model's servers at once", "model")
         self._drained = histogram("drain_seconds", "From the gate's closing to the last running attempt's end", "model")
         self._paused = histogram("pause_seconds", "From the gate's closing to its opening", "model")
         self._at_pause = gauge("in_flight_at_pause", "Attempts running when the gate last closed", "model")
@@ -68,6 +70,12 @@ class GatewayMetrics:
 
     def held(self, model_id: str, seconds: float) -> None:
         self._held.labels(model_id).observe(seconds)
+
+    def slot_wait(self, model_id: str, seconds: float) -> None:
+        self._slot_waits.labels(model_id).observe(seconds)
+
+    def in_flight_limit(self, model_id: str, limit: int) -> None:
+        self._limit.labels(model_id).set(limit)
 
     def drained(self, model_id: str, seconds: float) -> None:
         self._drained.labels(model_id).observe(seconds)

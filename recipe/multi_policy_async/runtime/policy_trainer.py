@@ -201,13 +201,19 @@ class PolicyTrainer(trainer_base_class()):
 
     async def _fit_update_weights(self) -> dict | None:
         """Upstream publishes at the end of a cycle; before that, ours makes sure that the ledger knows what the weights
-        have seen (invariant 2), and waits while open groups would become stale where ``on_stale`` is ``hold``."""
-        if self.local_trigger_step == 1:
+        have seen (invariant 2), and waits where the ingestor asks for it (``on_stale: hold``, ``stagger``, a pin)."""
+        publishes = self.local_trigger_step == 1
+        if publishes:
             self._on_phase("hold", self.current_param_version)
             await self._source.flush()
-            await self._source.hold(Version(self.incarnation, self.current_param_version))
+            version = Version(self.incarnation, self.current_param_version)
+            await self._source.hold(version)
+            await self._source.may_publish(version)
             self._on_phase("sync", self.current_param_version)
-        return await super()._fit_update_weights()
+        timing = await super()._fit_update_weights()
+        if publishes:
+            await self._source.synced()
+        return timing
 
     def _abandon_step(self, error: NonFiniteStepError) -> None:
         self._source.drop("non_finite")

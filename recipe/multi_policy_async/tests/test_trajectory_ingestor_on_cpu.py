@@ -279,35 +279,55 @@ def test_staleness_counts_the_oldest_token_of_the_oldest_row(tmp_path):
     assert with_ingestor(tmp_path, scenario) == (None, {"stale": 2})
 
 
-def test_consumed_rows_are_never_taken_again_and_given_back_ones_come_first(tmp_path):
+def test_consumed_rows_are_never_taken_again(tmp_path):
     async def scenario(ingestor):
         await _open(ingestor)
         for task in range(3):
             await finish_task(ingestor, task)
         first = await ingestor.take(PLANNER, 1, V0, 1)
-        second = await ingestor.take(PLANNER, 1, V0, 1)
-        await ingestor.give_back(PLANNER, first.batch_id)
-        again = await ingestor.take(PLANNER, 2, V0, 1)
-        for batch in (second, again):
+        second = await ingestor.take(PLANNER, 2, V0, 1)
+        for batch in (second, first):
             await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         with pytest.raises(ValueError, match="is not taken"):
-            await ingestor.mark_consumed(PLANNER, again.batch_id, 1, 0)
-        return [group.group_id for group in again.groups], await _model(ingestor)
+            await ingestor.mark_consumed(PLANNER, second.batch_id, 1, 0)
+        return [group.group_id for group in second.groups], await _model(ingestor)
 
     groups, stats = with_ingestor(tmp_path, scenario)
-    assert groups == ["e0-t0/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
+    assert groups == ["e0-t1/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
 
 
-def test_a_group_that_fails_step_after_step_is_poison(tmp_path):
+def test_a_batch_that_its_trainer_died_with_comes_first_for_the_next_one(tmp_path):
     async def scenario(ingestor):
         await _open(ingestor)
-        await finish_task(ingestor, 0)
-        for _ in range(2):
-            batch = await ingestor.take(PLANNER, 1, V0, 1)
-            await ingestor.give_back(PLANNER, batch.batch_id)
-        return await ingestor.take(PLANNER, 1, V0, 0.05), (await _model(ingestor))["dropped"]
+        for task in range(2):
+            await finish_task(ingestor, task)
+        await ingestor.take(PLANNER, 1, V0, 1)
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        again = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
+        return again.groups[0].group_id, (await _model(ingestor))["queued"]
 
-    assert with_ingestor(tmp_path, scenario, max_give_backs=1) == (None, {"poison": 2})
+    assert with_ingestor(tmp_path, scenario) == ("e0-t0/planner", 2)
+
+
+def test_a_group_that_trainer_after_trainer_dies_with_is_poison(tmp_path):
+    """The next group is taken then; a trainer that dies without a batch accuses none."""
+
+    async def scenario(ingestor):
+        await _open(ingestor)
+        for task in range(2):
+            await finish_task(ingestor, task)
+        seen, incarnation = [], 0
+        for dies_with_a_batch in (True, False, True, False, True):
+            if dies_with_a_batch:
+                batch = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
+                seen.append(batch.groups[0].group_id)
+            incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        stats = await _model(ingestor)
+        return seen, stats["dropped"], stats["queued"], stats["unaccounted"]
+
+    seen, dropped, queued, unaccounted = with_ingestor(tmp_path, scenario, max_give_backs=1)
+    assert seen == ["e0-t0/planner", "e0-t0/planner", "e0-t1/planner"]
+    assert (dropped, queued, unaccounted) == ({"poison": 2}, 2, 0)
 
 
 def test_a_batch_can_be_dropped_only_under_a_reason_of_the_closed_list(tmp_path):
@@ -535,19 +555,19 @@ def test_a_take_that_is_cancelled_leaves_its_groups_in_the_queue(tmp_path):
         await _open(ingestor)
         await finish_task(ingestor, 0)
         for ticks in range(12):
+            if ticks:
+                await finish_task(ingestor, ticks)
             taking = asyncio.create_task(ingestor.take(PLANNER, 1, V0, 10))
             for _ in range(ticks):
                 await asyncio.sleep(0)
             taking.cancel()
             await asyncio.wait({taking})
-            if not taking.cancelled():
-                await ingestor.give_back(PLANNER, taking.result().batch_id)
-            batch = await ingestor.take(PLANNER, 1, V0, 1)
-            assert batch is not None, ticks
-            await ingestor.give_back(PLANNER, batch.batch_id)
+            batch = await ingestor.take(PLANNER, 1, V0, 1) if taking.cancelled() else taking.result()
+            assert batch.groups[0].group_id == f"e0-t{ticks}/planner"
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         return await _model(ingestor)
 
-    assert with_ingestor(tmp_path, scenario, max_give_backs=100)["queue_groups"] == 1
+    assert with_ingestor(tmp_path, scenario)["trained"] == 24
 
 
 def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
@@ -682,26 +702,25 @@ def test_while_versions_are_pinned_no_policy_publishes_and_what_is_on_its_way_ar
     async def scenario(ingestor):
         for model_id in (PLANNER, SOLVER):
             await ingestor.register_policy(model_id, queue_spec(), True)
-        assert await ingestor.hold(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
+        assert await ingestor.may_publish(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
         pinned = [await ingestor.pin_versions(100, 0)]
-        taking = asyncio.create_task(ingestor.take(PLANNER, 1, Version(0, 1), 10))
-        pinned.append(await ingestor.pin_versions(100, 10))
-        holding = asyncio.create_task(ingestor.hold(SOLVER, Version(0, 1), 10))
-        held = [await _held(ingestor, 2), holding.done()]
+        pinning = asyncio.create_task(ingestor.pin_versions(100, 10))
+        await ingestor.synced(PLANNER)
+        pinned.append(await pinning)
+        waiting = asyncio.create_task(ingestor.may_publish(SOLVER, Version(0, 1), 10))
+        allowed = [await ingestor.may_publish(PLANNER, Version(0, 2), 0), waiting.done()]
         await ingestor.end_of_data()
-        held.append(await _held(ingestor, 2))
+        allowed.append(await ingestor.may_publish(PLANNER, Version(0, 2), 0))
         await ingestor.unpin_versions()
-        return pinned, held, await holding, await _held(ingestor, 2), await taking
+        return pinned, allowed, await waiting, await ingestor.may_publish(PLANNER, Version(0, 2), 0)
 
-    pinned, held, free, still_held, _ = with_ingestor(tmp_path, scenario)
-    assert pinned == [False, True] and held == [True, False, True]
-    assert free and not still_held
+    assert with_ingestor(tmp_path, scenario) == ([False, True], [False, False, False], True, True)
 
 
 def test_a_policy_that_retires_after_its_last_version_publishes_no_more(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(), True)
-        await ingestor.hold(PLANNER, Version(0, 1), 0)
+        await ingestor.may_publish(PLANNER, Version(0, 1), 0)
         await ingestor.retire(PLANNER)
         return await ingestor.pin_versions(100, 0)
 
@@ -715,7 +734,7 @@ def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
         await ingestor.pin_versions(0.05 if released_by == "time" else 1000, 0)
         if released_by != "time":
             await ingestor.producer_died("killed")
-        return await ingestor.hold(PLANNER, Version(0, 1), 10)
+        return await ingestor.may_publish(PLANNER, Version(0, 1), 10)
 
     assert with_ingestor(tmp_path, scenario)
 
@@ -737,7 +756,7 @@ def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflo
                 await ingestor.issue(workflow_id, 2)
             for workflow_id in ids:
                 await ingestor.ingest(played(workflow_id, **oldest))
-        await ingestor.hold(SOLVER, Version(0, 5), 0)
+        await ingestor.may_publish(SOLVER, Version(0, 5), 0)
         return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
 
     assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}
