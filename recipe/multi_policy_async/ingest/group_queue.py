@@ -153,12 +153,19 @@ class GroupQueue:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
+    def largest_batch(self, target: int) -> int:
+        """Groups that a batch of ``target`` groups may have if more wait."""
+        return max(target, self.spec.max_batch_groups or target)
+
     def plan_take(self, target: int, version: Version, now: float, *, ended: bool) -> TakePlan:
-        """Choose the oldest groups that may be trained at ``version``; ``ended``: no more will come."""
+        """Choose the groups with the oldest tokens that may be trained at ``version``; ``ended``: no more will come.
+
+        Groups of long workflows close late: in closing order they would pass ``max_staleness`` behind younger ones.
+        """
         plan = TakePlan()
-        most = max(target, self.spec.max_batch_groups or target)
+        most = self.largest_batch(target)
         ready: list[QueuedGroup] = []
-        for group in self._waiting:
+        for group in sorted(self._waiting, key=lambda group: group.oldest):
             if not group.survives(version, self.lineage):
                 plan.drops.setdefault(ROLLED_BACK, []).append(group)
             elif self.spec.max_staleness is not None and group.staleness(version) > self.spec.max_staleness:
@@ -169,7 +176,7 @@ class GroupQueue:
             plan.missing = target
             return plan
         minimum = min(self.spec.min_batch_groups or target, target)
-        waited = now - ready[0].closed_at
+        waited = now - min(group.closed_at for group in ready)
         if len(ready) >= target or ended or (len(ready) >= minimum and waited >= self.spec.coalesce_s):
             plan.ready = ready
         else:

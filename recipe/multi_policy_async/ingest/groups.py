@@ -51,9 +51,14 @@ class QueuedGroup:
     def given_back(self) -> "QueuedGroup":
         return replace(self, give_backs=self.give_backs + 1)
 
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest version of any token in the group."""
+        return min(row.oldest for row in self.rows)
+
     def staleness(self, version: Version) -> int:
         """Version before the step minus the oldest version of any token in the group (invariant 6)."""
-        return version.number - min(row.oldest for row in self.rows)
+        return version.number - self.oldest
 
     def survives(self, version: Version, lineage: dict[int, int]) -> bool:
         """Whether every row was sampled by weights that the trainer's weights descend from."""

@@ -78,10 +78,8 @@ class SimulatedTrainer:
         self.staleness = Samples()
 
     async def publish(self) -> None:
-        """Wait while open groups would become stale, close the gate, sync, stamp, open."""
-        self.phases.enter("hold")
+        """Close the gate, sync, stamp, open."""
         await self._source.flush()
-        await self._source.hold(self._version)
         self.phases.enter("sync")
         await self._gateway.drain(self.model_id)
         self.gate.enter("closed")
@@ -99,6 +97,8 @@ class SimulatedTrainer:
         """
         steps = 0
         while True:
+            self.phases.enter("hold")
+            await self._source.hold(self._version, self._training.trigger_parameter_sync_step - 1 - steps)
             self.phases.enter("wait")
             taken = await self._source.next_batch(self._version)
             if isinstance(taken, ProducerDied):
