@@ -22,7 +22,7 @@ WorkflowDriver -> openai client -> ASGI -> gateway sessions, gates -> SimulatedE
 import asyncio
 import itertools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ _MANY_TOKENS = 1 << 20
 
 
 class SimulationStalled(RuntimeError):
-    """No workflow finished and no row was trained for ``stall_s``: the parts wait for each other."""
+    """No workflow finished and no trainer worked for ``stall_s``: the parts wait for each other."""
 
 
 class WatchedIngestor(TrajectoryIngestor):
@@ -185,7 +185,7 @@ async def _play(
     trainers: Mapping[str, SimulatedTrainer],
     audit: Audit,
 ) -> Run:
-    watch = _Watch(scenario, window, driver, ingestor)
+    watch = _Watch(scenario, window, driver, ingestor, trainers.values())
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch.run())
         ends = [group.create_task(trainer.fit()) for trainer in trainers.values()]
@@ -220,11 +220,19 @@ async def _play(
 class _Watch:
     """Reads the parts' own numbers every second, and notices when nothing happens any more."""
 
-    def __init__(self, scenario: Scenario, window: Window, driver: WorkflowDriver, ingestor: TrajectoryIngestor):
+    def __init__(
+        self,
+        scenario: Scenario,
+        window: Window,
+        driver: WorkflowDriver,
+        ingestor: TrajectoryIngestor,
+        trainers: Collection[SimulatedTrainer],
+    ):
         self._stall_s = scenario.simulation.stall_s
         self._window = window
         self._driver = driver
         self._ingestor = ingestor
+        self._trainers = trainers
         self.running = Samples()
         self.queue_groups = {name: Samples() for name in scenario.policies}
         self.begin: dict[str, Any] = {}
@@ -259,6 +267,8 @@ class _Watch:
             progress = finished + sum(numbers["trained"] for numbers in queues.values())
             if progress != done:
                 done, since = progress, now()
+            elif any(trainer.phases.now in ("train", "sync") for trainer in self._trainers):
+                since = now()
             elif now() - since > self._stall_s:
                 leads = ", ".join(
                     f"{name} {numbers['lead_groups']:.1f} of {numbers['max_lead_groups']}"

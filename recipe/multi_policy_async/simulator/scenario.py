@@ -59,7 +59,7 @@ class SimulationSpec(_Spec):
     fail_share: float = Field(ge=0, lt=1)
     """Share of workflows that fail by their own fault at their end."""
     stall_s: float = Field(gt=0)
-    """So long without a finished workflow or a trained row is a deadlock."""
+    """So long without a finished workflow or a trainer that works is a deadlock; longer than a workflow."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> "SimulationSpec":
