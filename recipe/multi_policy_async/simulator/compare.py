@@ -49,11 +49,13 @@ def compare_modes(compose: Compose, rounds: int) -> tuple[str, dict[str, list[Ru
         shares.append([f"serving of {name}", *_means(runs, lambda r, name=name: r.policies[name].serving_busy, ".0%")])
         if policy.trained:
             shares.append([f"trainer of {name}", *_means(runs, lambda r, name=name: r.policies[name].busy, ".0%")])
+    fast, slow = (runs[mode][0] for mode in MODES)
+    bound = [f"{name} by {fast.policies[name].bound_by}" for name in _trained(fast)]
+    bound.append(f"workflows by {fast.workflows_bound_by or 'the lead'}")
     stages = [
-        f"{mode}: " + "; ".join(f"{name} is bound by {p.bound_by}" for name, p in runs[mode][0].policies.items())
-        for mode in MODES[:1]
+        f"{MODES[0]}, bound are: {', '.join(bound)}",
+        f"{MODES[1]}: the stages take turns, and the busiest is {_busiest(slow)}",
     ]
-    stages.append(f"{MODES[1]}: the stages take turns; the busiest is {_busiest(runs[MODES[1]][0])}")
     return "\n\n".join([table(lines), table(shares), "\n".join(stages)]), runs
 
 

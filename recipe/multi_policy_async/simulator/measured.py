@@ -26,6 +26,9 @@ from .trainer import SimulatedTrainer
 TRAINING, SERVING, WORKFLOWS = "training", "serving", "workflows"
 SLOTS = "workflow slots"
 
+ENOUGH = 0.9
+"""A stage that does this share of what it could is what bounds the others."""
+
 _BY_RULE = (FAILED_WORKFLOW, GROUP_TOO_SMALL, NON_FINITE, TRUNCATED)  # rows that no trainer may have
 
 
@@ -70,7 +73,7 @@ class PolicyRun:
     def bound_by(self) -> str:
         """The stage with the lowest bound; the servers where they are as good as busy, for they make the supply."""
         lowest = min(self.bounds, key=self.bounds.__getitem__)
-        nearly = self.bounds.get(SERVING, float("inf")) <= self.bounds[WORKFLOWS] / 0.9
+        nearly = self.bounds.get(SERVING, float("inf")) <= self.bounds[WORKFLOWS] / ENOUGH
         return SERVING if lowest == WORKFLOWS and nearly else lowest
 
     @property
@@ -118,6 +121,13 @@ class Run:
             decisive = decide(training, key=training.__getitem__)
             bounds[decisive] = training[decisive]
         return bounds
+
+    @property
+    def workflows_bound_by(self) -> str | None:
+        """The stage that is as good as busy; slots only where no other is, since workflows that wait fill them."""
+        reached = {stage: rate for stage, rate in self.workflow_bounds.items() if self.workflow_rate >= ENOUGH * rate}
+        found = {stage: rate for stage, rate in reached.items() if stage != SLOTS} or reached
+        return min(found, key=found.__getitem__) if found else None
 
 
 def measure_policy(

@@ -16,10 +16,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from .measured import SERVING, SLOTS, TRAINING, PolicyRun, Run
-
-ENOUGH = 0.9
-"""A stage that does this share of what it could is what bounds the others."""
+from .measured import ENOUGH, SERVING, SLOTS, TRAINING, PolicyRun, Run
 
 
 def format_run(run: Run) -> str:
@@ -80,39 +77,41 @@ def advice(run: Run) -> str:
     lines = ["which resource to add"]
     trained = {name: policy for name, policy in run.policies.items() if policy.trained}
     for name, policy in trained.items():
-        lines.append(f"  {name}: {_policy_advice(name, policy)}")
+        lines.append(f"  {name}: {_policy_advice(name, policy, run)}")
     if any(policy.bound_by not in (TRAINING, SERVING) for policy in trained.values()):
         lines.append(f"  workflows: {_workflow_advice(run)}")
     return "\n".join(lines)
 
 
-def _policy_advice(name: str, policy: PolicyRun) -> str:
-    at = f"policies.{name}"
-    if policy.bound_by == TRAINING:
-        if policy.attained >= ENOUGH:
-            return f"its trainer is busy {policy.busy:.0%} of the time: more {at}.training.ranks"
-        return f"its trainer could do more but holds or waits {1 - policy.busy:.0%} of the time: a wider lead, " + (
-            f"{at}.training.staleness_threshold"
+def _policy_advice(name: str, policy: PolicyRun, run: Run) -> str:
+    at, attained = f"policies.{name}", policy.attained >= ENOUGH
+    stale = policy.dropped.get("stale", 0) / run.seconds
+    if not attained and stale > (1 - ENOUGH) * policy.trainable_rate:
+        return (
+            f"{stale / policy.trainable_rate:.0%} of its rows became stale: fewer workflows in play "
+            f"(workflow.max_concurrent), more groups per version ({at}.training.batch_groups), or a higher "
+            f"{at}.queue.max_staleness"
         )
+    if policy.bound_by == TRAINING:
+        return f"its trainer is busy {policy.busy:.0%} of the time: more {at}.training.ranks"
     if policy.bound_by == SERVING:
         return (
             f"its servers are busy {policy.serving_busy / (1 - policy.gate_closed):.0%} of the time that their gate is "
             f"open, {policy.serving_queue:.0f} calls wait for them: more {at}.serving.replicas"
         )
-    short = "" if policy.attained >= ENOUGH else f", of which it trains {policy.attained:.0%}"
-    return f"it gets no more rows than workflows call it for{short}: more workflows per second"
+    short = "" if attained else f" (of which it trains {policy.attained:.0%})"
+    return f"it gets the rows that workflows call it for{short}: more workflows per second"
 
 
 def _workflow_advice(run: Run) -> str:
-    bounds = run.workflow_bounds
-    if not bounds:
+    if not run.workflow_rate:
         return "none ended in the measured time"
-    stage = min(bounds, key=bounds.__getitem__)
-    if run.workflow_rate < ENOUGH * bounds[stage]:
-        return "no stage is busy: production stops at the lead of the policies, policies.*.training.staleness_threshold"
-    kind, _, name = stage.partition(" of ")
+    stage = run.workflows_bound_by
+    if stage is None:
+        return "no stage is busy, production stops at the policies' lead: more policies.*.training.staleness_threshold"
     if stage == SLOTS:
-        return f"all slots are in use, no server is full: a larger workflow.max_concurrent (stage: {SLOTS})"
+        return "all slots are in use and no server is full: a larger workflow.max_concurrent"
+    kind, _, name = stage.partition(" of ")
     resource = {"serving": "serving.replicas", "training": "training.ranks"}[kind]
     return f"{kind} of {name} bounds them: more policies.{name}.{resource}"
 

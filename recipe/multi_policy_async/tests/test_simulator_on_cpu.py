@@ -82,7 +82,7 @@ class TestThreePaces:
     def run(cls) -> Run:
         slow = ["policies.planner.serving.token_s=0.05", "policies.solver.serving.token_s=0.2"]
         slow += ["policies.verifier.serving.token_s=0.5", "policies.planner.training.row_s=16"]
-        slow += ["policies.solver.serving.slots_per_replica=4", "simulation.warmup_s=150", "simulation.seconds=500"]
+        slow += ["policies.solver.serving.slots_per_replica=4", "simulation.warmup_s=150", "simulation.seconds=400"]
         return _run("three_paces", *SMALL, *slow)
 
     def test_nothing_is_lost_and_staleness_keeps_its_bounds(self, run):
@@ -115,7 +115,7 @@ def test_two_runs_with_one_seed_are_the_same():
 def test_a_policy_that_holds_loses_no_group_to_staleness_while_its_lead_fits_its_bound():
     """Tasks of very different length; the same policies without holding lose the long ones."""
     uneven = [*SLOW, "policy_defaults.serving.response_spread=0.95", "policy_defaults.training.batch_groups=2"]
-    uneven += ["queue.max_staleness=1", "simulation.seconds=240"]
+    uneven += ["queue.max_staleness=1", "simulation.seconds=180"]
     dropping, holding = (_run("planner_solver", *uneven, f"queue.on_stale={rule}") for rule in ("drop", "hold"))
     for name in ("planner", "solver"):
         assert dropping.fates.get((name, "stale"), 0) > 0
