@@ -212,13 +212,20 @@ class TrajectoryIngestor:
         """
         return await self._outlet.take(model_id, groups, version, timeout_s)
 
-    async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
-        """With ``on_stale: hold``, wait until ``version`` can be published without making a group in play stale.
+    async def hold(self, model_id: str, groups: int, version: Version, batches_left: int, timeout_s: float) -> bool:
+        """With ``on_stale: hold``, wait before a batch for open groups that the next version would make stale.
+
+        Args:
+            model_id: the policy.
+            groups: target size of the batch.
+            version: version before the step.
+            batches_left: batches between this one and the next version.
+            timeout_s: longest wait.
 
         Returns:
             ``False`` after ``timeout_s``: ask again. Other policies get ``True`` at once.
         """
-        return await self._outlet.hold(model_id, version, timeout_s)
+        return await self._outlet.hold(model_id, groups, version, batches_left, timeout_s)
 
     async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
         """Wait until ``version`` may be published: no pin is set and, with ``stagger``, no other policy syncs.

@@ -51,9 +51,12 @@ class GatewayControlClient:
         base_url: what ``MultiModelGatewayRouter.start`` returned.
         key: the control key.
         timeout_s: of one call; finalize waits for running calls and for the ingestor.
+        transport: how the gateway is reached; ``None``: HTTP.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, base_url: str, key: str, *, timeout_s: float = 120.0, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self._workflows_url = base_url.rstrip("/") + "/control/v1/workflows"
         self._http = HttpxAiohttpClient(
             headers={"authorization": f"Bearer {key}"},
@@ -61,6 +64,7 @@ class GatewayControlClient:
             trust_env=False,  # the gateway is never behind a proxy
             verify=base_url.startswith("https"),  # building a TLS context costs 30 ms
             limits=httpx.Limits(max_connections=0),  # aiohttp's word for no limit
+            transport=transport,
         )
 
     async def create_workflow(self, workflow_id: str, *, purpose: str = "train") -> dict[str, AgentEndpoints]:

@@ -15,9 +15,9 @@
 
 import asyncio
 import logging
-import time
 from contextlib import aclosing
 
+from ..clock import now
 from ..gateway_binding_registry import ModelBinding, ModelState
 from .call import Call
 from .concurrency import AdaptiveLimit, CallSlots
@@ -178,7 +178,7 @@ class ServedModel:
 
     async def _wait_for_slot(self, call: Call) -> None:
         """Wait until fewer calls than the model's limit are in flight; calls that were cut go before new ones."""
-        started, timeout_s = time.monotonic(), self._spec.slot_timeout_s
+        started, timeout_s = now(), self._spec.slot_timeout_s
         try:
             await self.slots.acquire(first=call.attempts > 1, timeout_s=timeout_s)
         except TimeoutError:
@@ -186,7 +186,7 @@ class ServedModel:
             if call.shown:
                 raise CallLost(f"the answer cannot be completed: {message}") from None
             raise Busy(message, retry_after_s=self._spec.retry_after_s, code="model_busy") from None
-        self._metrics.slot_wait(self.model_id, time.monotonic() - started)
+        self._metrics.slot_wait(self.model_id, now() - started)
 
     async def _wait_open(self, call: Call) -> None:
         try:

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Container
 from enum import Enum
 
+from ..clock import now
 from ..ingest.reasons import ABANDON_REASONS
 from ..rewards import Rewards, check_rewards
 from .call import Call, CallState, Event, Exchange
@@ -288,8 +289,8 @@ class WorkflowSession:
 
     async def _readers_done(self) -> None:
         """An answer that ended within the grace still has to reach its reader, or it would count as undelivered."""
-        deadline = time.monotonic() + min(1.0, self._spec.finalize_grace_s)
-        while any(e.readers and e.ended and not e.delivered for e in self.exchanges) and time.monotonic() < deadline:
+        deadline = now() + min(1.0, self._spec.finalize_grace_s)
+        while any(e.readers and e.ended and not e.delivered for e in self.exchanges) and now() < deadline:
             await asyncio.sleep(0.005)
 
     async def abandon_all(self, reason: str) -> None:

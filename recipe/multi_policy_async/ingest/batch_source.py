@@ -87,12 +87,12 @@ class BatchSource(Protocol):
         """Wait until what was reported about batches is committed."""
         ...
 
-    async def hold(self, version: Version) -> None:
-        """Wait while ``version`` would make groups in play stale."""
-        ...
-
     async def may_publish(self, version: Version) -> None:
         """Wait until ``version`` may be published."""
+        ...
+
+    async def hold(self, version: Version, batches_left: int) -> None:
+        """Wait until a batch may be taken; ``batches_left`` more make the version after ``version``."""
         ...
 
     async def synced(self) -> None:
@@ -162,10 +162,14 @@ class IngestBatchSource:
         if report is not None:
             await report
 
-    async def hold(self, version: Version) -> None:
-        """Wait while ``version`` would make groups in play stale; see ``TrajectoryIngestor.hold``."""
-        while not await call(self._ingestor, "hold", self.model_id, version, self._poll_s):
-            pass
+    async def hold(self, version: Version, batches_left: int) -> None:
+        """Wait until a batch may be taken; see ``TrajectoryIngestor.hold``. That it died is told by ``next_batch``."""
+        asked = (self.model_id, self.groups, version, batches_left, self._poll_s)
+        try:
+            while not await call(self._ingestor, "hold", *asked):
+                pass
+        except TargetDiedError:
+            return
 
     async def may_publish(self, version: Version) -> None:
         """Wait until ``version`` may be published; see ``TrajectoryIngestor.may_publish``."""

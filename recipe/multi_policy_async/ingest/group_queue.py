@@ -169,12 +169,19 @@ class GroupQueue:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
+    def largest_batch(self, target: int) -> int:
+        """Groups that a batch of ``target`` groups may have if more wait."""
+        return max(target, self.spec.max_batch_groups or target)
+
     def plan_take(self, target: int, version: Version, now: float, *, ended: bool) -> TakePlan:
-        """Choose the oldest groups that may be trained at ``version``; ``ended``: no more will come."""
+        """Choose the groups with the oldest tokens that may be trained at ``version``; ``ended``: no more will come.
+
+        Groups of long workflows close late: in closing order they would pass ``max_staleness`` behind younger ones.
+        """
         plan = TakePlan()
-        most = max(target, self.spec.max_batch_groups or target)
+        most = self.largest_batch(target)
         ready: list[QueuedGroup] = []
-        for group in self._waiting:
+        for group in sorted(self._waiting, key=lambda group: group.oldest):
             if not group.survives(version, self.lineage):
                 plan.drops.setdefault(ROLLED_BACK, []).append(group)
             elif self.spec.max_staleness is not None and group.staleness(version) > self.spec.max_staleness:

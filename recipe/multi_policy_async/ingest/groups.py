@@ -56,14 +56,14 @@ class QueuedGroup:
         """Whether its members were compared and none is better than another."""
         return len(self.rows) > 1 and len({row.reward for row in self.rows}) == 1
 
-    @property
-    def oldest(self) -> int:
-        """Oldest version number of any token."""
-        return min(row.oldest for row in self.rows)
-
     def trained(self, step: int) -> "QueuedGroup":
         """The group after one more batch, which led to version ``step``."""
         return replace(self, uses=self.uses + 1, last_step=step)
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest version of any token in the group."""
+        return min(row.oldest for row in self.rows)
 
     def staleness(self, version: Version) -> int:
         """Version before the step minus the oldest version of any token in the group (invariant 6)."""

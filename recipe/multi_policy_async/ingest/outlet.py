@@ -71,10 +71,18 @@ class Outlet:
                 return None
             await state.changes.wait(changed, left if retry_in_s is None else min(left, retry_in_s))
 
-    async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
-        state, queue = self._state, self._state.queue(model_id)
+    async def hold(self, model_id: str, groups: int, version: Version, batches_left: int, timeout_s: float) -> bool:
+        state = self._state
         started = now = state.clock()
-        while held := holds(queue, version, state.open, state.in_flight, now) and state.end is None:
+        queue = state.queue(model_id)
+        if queue.moves(version):  # workflows that begin while it holds are served by this version
+            queue.apply_take(TakePlan(), groups, version)
+            state.changes.notify()
+
+        def waits() -> bool:
+            return state.end is None and holds(queue, groups, version, batches_left, state.open, state.in_flight, now)
+
+        while waits():
             left = started + timeout_s - now
             if left <= 0:
                 break
@@ -82,7 +90,7 @@ class Outlet:
             await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
             now = state.clock()
         queue.held_s += now - started
-        return not held
+        return not waits()
 
     async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
         state, queue = self._state, self._state.queue(model_id)

@@ -75,7 +75,7 @@ class QueueSpec(_Spec):
     max_staleness: int | None = Field(ge=0)
     """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
     on_stale: Literal["drop", "hold"]
-    """``drop`` stale groups; ``hold``: also wait with a version that would make a group in play stale (holding.py)."""
+    """``drop`` stale groups; ``hold``: also wait with a batch for groups in play that would be stale (holding.py)."""
     start_after_tasks: int = Field(ge=0)
     """The policy begins to train when so many tasks are over."""
     idle_tasks_limit: int | None = Field(ge=1)

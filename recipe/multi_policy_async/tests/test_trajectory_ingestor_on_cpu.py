@@ -639,25 +639,90 @@ def test_holding_needs_a_bound():
         queue_spec(on_stale="hold")
 
 
-async def _held(ingestor, version: int, timeout_s: float = 0.0) -> bool:
-    return not await ingestor.hold(PLANNER, Version(0, version), timeout_s)
+async def _held(ingestor, version: int, *, groups: int = 1, batches_left: int = 0) -> bool:
+    return not await ingestor.hold(PLANNER, groups, Version(0, version), batches_left, 0)
 
 
-def test_a_policy_holds_its_next_version_until_the_group_that_would_become_stale_is_closed(tmp_path):
+def test_a_policy_holds_its_batch_until_the_group_that_its_next_version_would_make_stale_is_closed(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
         await ingestor.take(PLANNER, 1, V0, 0)
         for sample in range(2):
             await ingestor.issue(f"e0-t0-s{sample}-a0", 2, 30.0)
         await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", version=0)))
-        held = [await _held(ingestor, 1), await _held(ingestor, 2)]
-        holding = asyncio.create_task(ingestor.hold(PLANNER, Version(0, 2), 10))
+        held = [await _held(ingestor, 0), await _held(ingestor, 1)]
+        holding = asyncio.create_task(ingestor.hold(PLANNER, 1, Version(0, 1), 0, 10))
         await asyncio.sleep(0.01)
         held.append(not holding.done())
         await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0", version=1)))
-        return held, await holding, (await _model(ingestor))["held_s"] > 0
+        batch = await ingestor.take(PLANNER, 1, Version(0, 1), 0)
+        return held, await holding, (await _model(ingestor))["held_s"] > 0, len(batch.groups)
 
-    assert with_ingestor(tmp_path, scenario) == ([False, True, True], True, True)
+    assert with_ingestor(tmp_path, scenario) == ([False, True, True], True, True, 1)
+
+
+async def _issue_tasks(ingestor, tasks: int, version: int) -> None:
+    """Tasks of two workflows each, issued while ``version`` is served; the first workflow of each has ended."""
+    await ingestor.take(PLANNER, 9, Version(0, version), 0)
+    for task in range(tasks):
+        for sample in range(2):
+            await ingestor.issue(f"e0-t{task}-s{sample}-a0", 2, 30.0)
+        await ingestor.ingest(record(f"e0-t{task}-s0-a0", trajectory(f"e0-t{task}-s0-a0", version=version)))
+
+
+async def _close(ingestor, task: int, version: int) -> None:
+    await ingestor.ingest(record(f"e0-t{task}-s1-a0", trajectory(f"e0-t{task}-s1-a0", version=version)))
+
+
+def test_a_batch_that_such_groups_fill_is_not_held_for_more_of_them(tmp_path):
+    """Else a policy whose tasks never stop coming would hold for ever."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
+        await _issue_tasks(ingestor, 3, version=0)
+        held = []
+        for task in range(2):
+            held.append(await _held(ingestor, 0, groups=2))
+            await _close(ingestor, task, version=0)
+        return [*held, await _held(ingestor, 0, groups=2)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, True, False]
+
+
+@pytest.mark.parametrize(("tasks", "held"), [(2, False), (3, True)])
+def test_a_batch_is_held_only_for_more_groups_than_the_versions_later_batches_can_take(tmp_path, tasks, held):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
+        await _issue_tasks(ingestor, tasks, version=0)
+        return await _held(ingestor, 0, groups=2, batches_left=1)
+
+    assert with_ingestor(tmp_path, scenario) is held
+
+
+def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
+        await _issue_tasks(ingestor, 1, version=0)
+        return [await _held(ingestor, version) for version in (1, 2)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
+def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
+    """A task whose workflows take long closes late; in closing order it would become stale behind younger groups."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1), True)
+        await _issue_tasks(ingestor, 2, version=0)
+        await _close(ingestor, 1, version=1)
+        for sample in range(2):
+            await ingestor.issue(f"e0-t7-s{sample}-a0", 2, 30.0)
+            await ingestor.ingest(record(f"e0-t7-s{sample}-a0", trajectory(f"e0-t7-s{sample}-a0", version=1)))
+        await _close(ingestor, 0, version=1)
+        batch = await ingestor.take(PLANNER, 2, Version(0, 1), 0)
+        return [group.group_id.split("/")[0] for group in batch.groups]
+
+    assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
 
 
 def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
@@ -665,7 +730,7 @@ def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tm
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
         await ingestor.take(PLANNER, 1, Version(0, 4), 0)
         await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
-        return [await _held(ingestor, version) for version in (5, 6)]
+        return [await _held(ingestor, version) for version in (4, 5)]
 
     assert with_ingestor(tmp_path, scenario) == [False, True]
 
@@ -676,7 +741,7 @@ def test_a_workflow_holds_nobody_after_its_deadline(tmp_path, deadline_s):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
         await ingestor.take(PLANNER, 1, V0, 0)
         await ingestor.issue("e0-t0-s0-a0", 1, deadline_s)
-        return await ingestor.hold(PLANNER, Version(0, 9), 10)
+        return await ingestor.hold(PLANNER, 1, V0, 0, 10)
 
     assert with_ingestor(tmp_path, scenario) is True
 
@@ -688,9 +753,9 @@ def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tm
         for model_id in (PLANNER, SOLVER):
             await ingestor.take(model_id, 1, V0, 0)
         await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
-        answers = [await ingestor.hold(SOLVER, Version(0, 9), 0), await _held(ingestor, 9)]
+        answers = [await ingestor.hold(SOLVER, 1, V0, 0, 0), await _held(ingestor, 0)]
         await ingestor.end_of_data()
-        answers.append(await _held(ingestor, 9))
+        answers.append(await _held(ingestor, 0))
         return answers
 
     assert with_ingestor(tmp_path, scenario) == [True, True, False]
