@@ -11,9 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Python client of the control API, used by whoever runs workflows."""
+"""Python client of the control API, used by whoever runs workflows.
 
-from collections.abc import Mapping
+With several gateway processes it gives each workflow to one of them, by the workflow's id alone: every process of a job
+that knows the gateways' URLs finds the owner again, also one that was started anew.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,18 +52,18 @@ class GatewayControlClient:
     """Creates, finalizes and aborts workflows.
 
     Args:
-        base_url: what ``MultiModelGatewayRouter.start`` returned.
-        key: the control key.
+        base_urls: what ``MultiModelGatewayRouter.start`` returned, of every gateway process, everywhere in one order.
+        key: the control key of all of them.
         timeout_s: of one call; finalize waits for running calls and for the ingestor.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float = 120.0) -> None:
-        self._workflows_url = base_url.rstrip("/") + "/control/v1/workflows"
+    def __init__(self, base_urls: str | Sequence[str], key: str, *, timeout_s: float = 120.0) -> None:
+        self._base_urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
         self._http = HttpxAiohttpClient(
             headers={"authorization": f"Bearer {key}"},
             timeout=timeout_s,
             trust_env=False,  # the gateway is never behind a proxy
-            verify=base_url.startswith("https"),  # building a TLS context costs 30 ms
+            verify=any(url.startswith("https") for url in self._base_urls),  # building a TLS context costs 30 ms
             limits=httpx.Limits(max_connections=0),  # aiohttp's word for no limit
         )
 
@@ -71,7 +76,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        answer = await self._call("POST", "", {"workflow_id": workflow_id, "purpose": purpose})
+        answer = await self._call("POST", workflow_id, None, {"workflow_id": workflow_id, "purpose": purpose})
         return {agent_id: AgentEndpoints(agent_id=agent_id, **urls) for agent_id, urls in answer["agents"].items()}
 
     async def finalize(
@@ -94,7 +99,7 @@ class GatewayControlClient:
             "score": score,
             "error": error,
         }
-        return await self._call("POST", f"/{workflow_id}/finalize", body)
+        return await self._call("POST", workflow_id, "/finalize", body)
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> dict[str, Any]:
         """End a workflow without rows.
@@ -102,7 +107,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/abort", {"error": error})
+        return await self._call("POST", workflow_id, "/abort", {"error": error})
 
     async def pause(self, workflow_id: str) -> dict[str, Any]:
         """Hold the workflow's new requests.
@@ -110,7 +115,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/pause", {})
+        return await self._call("POST", workflow_id, "/pause", {})
 
     async def resume(self, workflow_id: str) -> dict[str, Any]:
         """Let them go.
@@ -118,7 +123,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/resume", {})
+        return await self._call("POST", workflow_id, "/resume", {})
 
     async def report_rewards(self, workflow_id: str, rewards: float | Mapping[str, float]) -> dict[str, Any]:
         """Report rewards before the end; finalize uses them where it brings none.
@@ -127,7 +132,7 @@ class GatewayControlClient:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
         body = {"rewards": dict(rewards) if isinstance(rewards, Mapping) else rewards}
-        return await self._call("POST", f"/{workflow_id}/rewards", body)
+        return await self._call("POST", workflow_id, "/rewards", body)
 
     async def status(self, workflow_id: str) -> dict[str, Any]:
         """State and calls of a workflow.
@@ -135,13 +140,21 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("GET", f"/{workflow_id}", None)
+        return await self._call("GET", workflow_id, "", None)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        response = await self._http.request(method, self._workflows_url + path, json=body)
+    def owner(self, workflow_id: str) -> str:
+        """Base URL of the gateway process that has the workflow."""
+        return self._base_urls[zlib.crc32(workflow_id.encode()) % len(self._base_urls)]
+
+    async def _call(
+        self, method: str, workflow_id: str, action: str | None, body: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """``action``: None for the collection, else what follows the workflow's own path."""
+        path = "/control/v1/workflows" + ("" if action is None else f"/{workflow_id}{action}")
+        response = await self._http.request(method, self.owner(workflow_id).rstrip("/") + path, json=body)
         if response.status_code != 200:
             try:
                 message = response.json()["error"]["message"]
