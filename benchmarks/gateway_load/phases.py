@@ -15,6 +15,7 @@
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,22 +130,23 @@ async def soak(bench: Bench, workflows: int, requests: int) -> tuple[dict[str, A
     """
     before = bench.meter.cpu()["gateway"]
     # They begin at different places of their lives, or all would end at once.
-    slots = [await bench.open(first=slot % len(CALLS)) for slot in range(workflows)]
+    idle = deque([await bench.open(first=slot % len(CALLS)) for slot in range(workflows)])
     opened = bench.meter.cpu()["gateway"]
     memory: list[tuple[int, float]] = []
 
-    async def step(slot: int, outcome: Outcome) -> None:
-        workflow, endpoints = slots[slot]
+    async def step(outcome: Outcome) -> None:
+        workflow, endpoints = idle.popleft()
         await bench.client.send(bench.next_call(workflow, endpoints), outcome)
         if bench.over(workflow):
             await bench.finalize(workflow)
-            slots[slot] = await bench.open()
+            workflow, endpoints = await bench.open()
+        idle.append((workflow, endpoints))
 
     def steps() -> Iterator[Callable[[Outcome], Awaitable[None]]]:
         for number in range(requests):
             if number % SOAK_CONCURRENCY == 0:
                 memory.append((number, bench.meter.rss_mb("gateway")))
-            yield lambda outcome, slot=number % workflows: step(slot, outcome)
+            yield step
 
     outcome = await at_once(SOAK_CONCURRENCY, steps())
     used = bench.meter.cpu()["gateway"] - opened
@@ -160,7 +162,7 @@ async def soak(bench: Bench, workflows: int, requests: int) -> tuple[dict[str, A
         "rss_mb": {"begin": memory[0][1], "settled": float(settled[0, 1]), "end": memory[-1][1]},
         "rss_kb_per_request": 1024 * float(np.polyfit(settled[:, 0], settled[:, 1], 1)[0]),
     }
-    return result, [workflow for workflow, _ in slots]
+    return result, [workflow for workflow, _ in idle]
 
 
 async def compare(bench: Bench, concurrency: int, count: int, rounds: int) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .agent_model_route_table import AgentModelRouteTable
-from .gateway.app import create_app
+from .gateway.app import AgentsFirst, create_app
 from .gateway.closing import Sink
 from .gateway.http_server import HttpServer
 from .gateway.service import GatewayService, make_upstream
@@ -64,7 +64,9 @@ class MultiModelGatewayRouter:
         registry = GatewayBindingRegistry(model_ids)
         self.service = GatewayService(self.spec, routes, registry, sink, make_upstream)
         self.app = create_app(self.service, self.control_key)
-        self._server = HttpServer(self.app, self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes)
+        self._server = HttpServer(
+            AgentsFirst(self.app), self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes
+        )
         self.base_url: str | None = None
 
     async def start(self) -> str:
