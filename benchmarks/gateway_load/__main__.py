@@ -28,6 +28,7 @@ Exit code 1 when an answer, a row or a target is missed.
 """
 
 import argparse
+import asyncio
 import contextlib
 import importlib.metadata
 import json
@@ -39,21 +40,23 @@ from typing import Any
 
 from recipe.multi_policy_async.gateway.client import GatewayControlClient
 from recipe.multi_policy_async.gateway.router_process import RouterProcess
+from recipe.multi_policy_async.tests.fakes.child_process import Child, run
 
+from .meter import Meter
 from .phases import Bench, check_rows, compare, compare_open, settle, soak
-from .processes import Child, Meter, loop_name, run
 from .report import report, summarize, verdicts
 from .traffic import AGENTS, MODELS, Traffic
 
 KEY = "load"
 LATENCY_S = 0.02
+GATEWAY = "recipe.multi_policy_async.tests.fakes.gateway_process"  # the real one, without Ray
 CONCURRENCIES = {1: 250, 16: 2000, 64: 4000}  # requests per phase
 
 
 async def measure(options: argparse.Namespace, folder: Path, children: contextlib.ExitStack) -> dict[str, Any]:
     """Start everything, run the phases, stop the gateways, read their rows."""
     traffic = Traffic(folder / "model")
-    engine = _start(children, "engine", traffic.engine_config(LATENCY_S))
+    engine = _start(children, f"{__package__}.engine", traffic.engine_config(LATENCY_S))
     routers = {model: RouterProcess(model, [engine.hello[model]], options.router, folder / model) for model in MODELS}
     for router in routers.values():
         children.callback(router.stop)
@@ -64,8 +67,8 @@ async def measure(options: argparse.Namespace, folder: Path, children: contextli
     bindings = {
         model: traffic.binding(router_url=router_urls[model], replica_urls=[engine.hello[model]]) for model in MODELS
     }
-    shared = {"agents": AGENTS, "bindings": bindings, "control_key": KEY}
-    gateways = [_start(children, "gateway_process", shared | {"records": str(file)}) for file in records]
+    shared = {"agents": AGENTS, "bindings": bindings, "control_key": KEY, "flush": False}
+    gateways = [_start(children, GATEWAY, shared | {"records": str(file)}) for file in records]
     pids = {
         "gateway": [gateway.pid for gateway in gateways],
         "router": [router.pid for router in routers.values()],
@@ -75,7 +78,7 @@ async def measure(options: argparse.Namespace, folder: Path, children: contextli
     setting = {
         "router": f"{options.router} {importlib.metadata.version(options.router.replace('_', '-'))}",
         "gateway processes": options.processes,
-        "event loop": loop_name(),
+        "event loop": type(asyncio.get_running_loop()).__module__.split(".")[0],
         "cores": os.cpu_count(),
         "load average before": os.getloadavg()[0],
     }

@@ -29,7 +29,7 @@ from typing import Any
 import httptools
 import orjson
 
-from .processes import run, until_parent_leaves
+from recipe.multi_policy_async.tests.fakes.child_process import run, until_parent_leaves
 
 
 @dataclass(frozen=True)

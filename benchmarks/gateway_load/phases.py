@@ -24,10 +24,10 @@ import httpx
 import numpy as np
 
 from recipe.multi_policy_async.gateway.client import AgentEndpoints, GatewayControlClient
+from recipe.multi_policy_async.tests.fakes.gateway_process import read_records
 
-from .gateway_process import read_records
 from .load import Client, Outcome, Request, at_once, per_second
-from .processes import Meter
+from .meter import Meter
 from .traffic import CALLS, Traffic, Workflow
 
 SIDES = ("router", "gateway")

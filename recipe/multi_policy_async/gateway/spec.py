@@ -15,7 +15,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -30,6 +30,7 @@ class GatewaySpec(BaseModel):
     upstream: Literal["sglang_router", "verl_client"]
     router: Literal["sglang_router", "smg"]
     router_policy: str
+    processes: Annotated[int, Field(ge=1, le=64)]
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     control_key: str | None
@@ -54,3 +55,9 @@ class GatewaySpec(BaseModel):
     max_closed_workflows: Count
     max_calls_per_workflow: Count
     max_choices: Count
+
+    @model_validator(mode="after")
+    def _a_port_for_every_process(self) -> "GatewaySpec":
+        if self.port and self.port + self.processes - 1 > 65535:
+            raise ValueError(f"port {self.port} leaves no room for {self.processes} processes, one port each")
+        return self

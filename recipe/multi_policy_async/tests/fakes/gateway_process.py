@@ -13,9 +13,9 @@
 # limitations under the License.
 """The real gateway in a process of its own, with a file in the place of the ingestor.
 
-    python -m benchmarks.gateway_load.gateway_process '{"models": {...}, "records": FILE, ...}'
+    python -m recipe.multi_policy_async.tests.fakes.gateway_process '{"models": {...}, "records": FILE, ...}'
 
-Prints its URL and control key as one JSON line and ends when its standard input does.
+Prints its URL as one JSON line and ends when its standard input does.
 """
 
 import json
@@ -27,23 +27,30 @@ from typing import Any
 
 import yaml
 
-import recipe.multi_policy_async.gateway as gateway
-from recipe.multi_policy_async.gateway.closing import count_by_model
-from recipe.multi_policy_async.gateway_binding_registry import ModelBinding, ModelState, ModelStatus
-from recipe.multi_policy_async.multi_model_gateway_router import MultiModelGatewayRouter
-from recipe.multi_policy_async.trajectory import Version, WorkflowRecord
+from ...gateway.closing import count_by_model
+from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus
+from ...multi_model_gateway_router import MultiModelGatewayRouter
+from ...trajectory import Version, WorkflowRecord
+from .child_process import run, until_parent_leaves
 
-from .processes import run, until_parent_leaves
+DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "config/gateway/default.yaml").read_text())
 
 
 class FileSink:
-    """Appends every terminal record to a file, to be read when the load is over."""
+    """Appends every terminal record to a file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        flush: write each one at once, so that it outlives the process.
+    """
+
+    def __init__(self, path: Path, *, flush: bool) -> None:
         self._file = open(path, "wb", buffering=2**20)
+        self._flush = flush
 
     async def __call__(self, record: WorkflowRecord) -> dict[str, int]:
         pickle.dump(record, self._file)
+        if self._flush:
+            self._file.flush()
         return count_by_model(record.trajectories)
 
     def close(self) -> None:
@@ -61,14 +68,9 @@ def read_records(path: Path) -> list[WorkflowRecord]:
                 return records
 
 
-def defaults() -> dict[str, Any]:
-    """The gateway's settings as they ship."""
-    return yaml.safe_load((Path(gateway.__file__).parents[1] / "config/gateway/default.yaml").read_text())
-
-
 async def serve(config: dict[str, Any]) -> None:
-    sink = FileSink(Path(config["records"]))
-    spec = defaults() | {"control_key": config["control_key"]}
+    sink = FileSink(Path(config["records"]), flush=config["flush"])
+    spec = DEFAULTS | {"control_key": config["control_key"]}
     router = MultiModelGatewayRouter(spec, config["agents"], list(config["bindings"]), sink)
     url = await router.start()
     for model_id, binding in config["bindings"].items():

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Child processes of the load program: started with a JSON configuration, watched, ended with their parent."""
+"""Child processes that are given a JSON configuration, say where they listen, and end with their parent."""
 
 import asyncio
 import json
@@ -19,8 +19,6 @@ import subprocess
 import sys
 from collections.abc import Coroutine
 from typing import Any
-
-import psutil
 
 try:
     import uvloop
@@ -34,10 +32,6 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(main)
 
 
-def loop_name() -> str:
-    return type(asyncio.get_running_loop()).__module__.split(".")[0]
-
-
 async def until_parent_leaves() -> None:
     """Return when standard input ends, which it does with the parent."""
     reader = asyncio.StreamReader()
@@ -46,42 +40,39 @@ async def until_parent_leaves() -> None:
 
 
 class Child:
-    """One child process that says where it listens in its first line."""
+    """``python -m module CONFIG``; its first line of output is a JSON object, the hello.
+
+    Several can start side by side: only ``hello`` waits.
+    """
 
     def __init__(self, module: str, config: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", f"{__package__}.{module}", json.dumps(config)]
+        self._module = module
+        self._hello: dict[str, Any] | None = None
+        command = [sys.executable, "-m", module, json.dumps(config)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{module} ended with code {self._process.wait()} before it listened")
-        self.hello: dict[str, Any] = json.loads(line)
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        if self._hello is None:
+            line = self._process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"{self._module} ended with code {self._process.wait()} before it listened")
+            self._hello = json.loads(line)
+        return self._hello
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def stop(self) -> None:
+        """Let it end in its own order."""
         self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
+        self._process.stdout.close()
 
-
-class Meter:
-    """CPU seconds and memory of processes."""
-
-    def __init__(self, pids: dict[str, list[int]]) -> None:
-        self._processes = {name: [psutil.Process(pid) for pid in group] for name, group in pids.items()}
-
-    def cpu(self) -> dict[str, float]:
-        """CPU seconds so far, by name."""
-        used = {}
-        for name, group in self._processes.items():
-            times = [process.cpu_times() for process in group]
-            used[name] = sum(t.user + t.system for t in times)
-        return used
-
-    def rss_mb(self, name: str) -> float:
-        return sum(process.memory_info().rss for process in self._processes[name]) / 2**20
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
