@@ -21,6 +21,7 @@
 The class needs no Ray; ``gateway_actor_class`` wraps it for a job, ``IngestorSink`` is its way to the ingestor actor.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from .agent_model_route_table import AgentModelRouteTable
 from .gateway.app import AgentsFirst, create_app
 from .gateway.closing import Sink
 from .gateway.http_server import HttpServer
+from .gateway.reaping import IdleReaper
 from .gateway.service import GatewayService, make_upstream
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelStatus
@@ -68,6 +70,7 @@ class MultiModelGatewayRouter:
             AgentsFirst(self.app), self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes
         )
         self.base_url: str | None = None
+        self._reaping: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Listen.
@@ -80,6 +83,10 @@ class MultiModelGatewayRouter:
         """
         self.base_url = await self._server.start()
         logger.info("gateway listens on %s", self.base_url)
+        if self.spec.workflow_idle_s is not None:
+            service = self.service
+            reaper = IdleReaper(service.sessions, service.closer, service.metrics, idle_s=self.spec.workflow_idle_s)
+            self._reaping = asyncio.create_task(reaper.run())
         return self.base_url
 
     async def get_control_key(self) -> str:
@@ -113,6 +120,8 @@ class MultiModelGatewayRouter:
 
     async def stop(self) -> None:
         """Abandon what runs, stop listening, release connections."""
+        if self._reaping is not None:
+            self._reaping.cancel()
         await self.service.close()
         await self._server.stop()
 

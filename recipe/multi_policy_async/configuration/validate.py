@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ..gateway.spec import GatewaySpec
 from ..workflows.loader import load_workflow_class
 from ..workflows.spec import WorkflowSpec
 from .errors import Problem, did_you_mean
@@ -34,6 +35,9 @@ HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 HTTP_ROLLOUTS = ("hf", "sglang")
 """Rollout servers with SGLang's HTTP interface."""
+
+_DRIVER_SLACK_S = 60.0
+"""For a workflow that lets go late, its reward and its finalize."""
 
 
 def spec_or_problems(cls: type[BaseModel], data: Any, at: str) -> tuple[BaseModel | None, list[Problem]]:
@@ -145,6 +149,22 @@ def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
         )
         for agent in agents
         if agent not in known
+    ]
+
+
+def idle_problems(gateway: GatewaySpec, workflow: WorkflowSpec) -> list[Problem]:
+    """The driver's deadline comes before the gateway's own: it waits for a thread up to the deadline, then plays."""
+    needed = 2 * workflow.timeout_s + _DRIVER_SLACK_S
+    if gateway.workflow_idle_s is None or gateway.workflow_idle_s >= needed:
+        return []
+    return [
+        Problem(
+            "gateway.workflow_idle_s",
+            f"would abort workflows that the driver still runs (workflow.timeout_s={workflow.timeout_s:g})",
+            gateway.workflow_idle_s,
+            allowed=f"{needed:g} (2 * workflow.timeout_s + {_DRIVER_SLACK_S:g}) or more, or null",
+            fix=f"gateway.workflow_idle_s={needed:g}",
+        )
     ]
 
 

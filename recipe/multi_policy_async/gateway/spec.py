@@ -43,6 +43,7 @@ class GatewaySpec(BaseModel):
     drain_timeout_s: Seconds
     retry_grace_s: Seconds
     finalize_grace_s: Seconds
+    workflow_idle_s: Annotated[float, Field(gt=0)] | None
 
     connect_timeout_s: Annotated[float, Field(gt=0)]
     read_timeout_s: Annotated[float, Field(gt=0)]
