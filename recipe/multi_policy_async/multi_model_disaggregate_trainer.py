@@ -30,7 +30,8 @@ from typing import Any
 from .checkpoint_coordinator import CheckpointCoordinator
 from .configuration.schema import JobSpec
 from .gateway_binding_registry import ModelBinding
-from .launch import create_gateway, create_ingestor, create_runtime, create_workflow_driver
+from .gateway_group import GatewayGroup
+from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
 from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, named
@@ -58,16 +59,17 @@ class MultiModelDisaggregateTrainer:
         self._drain = asyncio.Event()
         self.ingestor: Any = None
         self.workflow_driver: Any = None
-        self.gateway: Any = None
+        self.gateways: GatewayGroup | None = None
         self.runtimes: dict[str, Any] = {}
 
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
         self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir / "checkpoints")
-        self.gateway = create_gateway(self.job, self.ingestor)
+        self.gateways = create_gateways(self.job, self.ingestor)
         self.runtimes = {
-            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateway) for model_id in self.job.models
+            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways.handles)
+            for model_id in self.job.models
         }
         self._not_started = ["gateway and workflow driver", *self.job.models]
         start = asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
@@ -78,12 +80,11 @@ class MultiModelDisaggregateTrainer:
             raise JobFailedError(f"start-up: not ready within {seconds:g} s: {missing}") from None
 
     async def _start_serving(self) -> None:
-        url = await named(self.gateway.start.remote(), "gateway")
-        key = await named(self.gateway.get_control_key.remote(), "gateway", ANSWER_S)
-        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, url, key)
+        urls = await self.gateways.start()
+        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, urls, self.gateways.control_key)
         await named(self.workflow_driver.stats.remote(), "workflow driver")
         self._not_started.remove("gateway and workflow driver")
-        self.metrics.note(f"gateway listens on {url}")
+        self.metrics.note(f"gateway listens on {', '.join(urls)}")
 
     async def _open_model(self, model_id: str) -> None:
         policy, runtime = self.job.models[model_id], self.runtimes[model_id]
@@ -93,7 +94,7 @@ class MultiModelDisaggregateTrainer:
         )
         incarnation = await named(register, f"{model_id}: ingestor")
         binding: ModelBinding = await named(runtime.launch.remote(incarnation), f"{model_id}: launch")
-        await named(self.gateway.bind.remote(binding), f"{model_id}: gateway")
+        await self.gateways.bind(binding)
         await named(runtime.publish.remote(), f"{model_id}: first weight sync")
         self._not_started.remove(model_id)
         self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
@@ -118,7 +119,7 @@ class MultiModelDisaggregateTrainer:
             self._pipeline_lines(),
             *(supervisor.watch_serving() for supervisor in supervisors.values()),
             named(self.ingestor.wait_closed.remote(), "ingestor"),
-            named(self.gateway.wait_closed.remote(), "gateway"),
+            self.gateways.wait_closed(),
         ]
         background = [group.create_task(watch) for watch in watches]
         validating = group.create_task(self.validation.run())
@@ -163,7 +164,7 @@ class MultiModelDisaggregateTrainer:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
         self.tracking.finish()
         parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
-        parts += [self.gateway.stop.remote()] if self.gateway is not None else []
+        parts += [self.gateways.stop()] if self.gateways is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), self.job.supervision.shutdown_s)
@@ -193,7 +194,7 @@ class MultiModelDisaggregateTrainer:
             workflows, queues, models = await asyncio.gather(
                 named(self.workflow_driver.stats.remote(), "workflow driver", ANSWER_S),
                 named(self.ingestor.stats.remote(), "ingestor", ANSWER_S),
-                named(self.gateway.stats.remote(), "gateway", ANSWER_S),
+                self.gateways.stats(),
             )
             self.metrics.pipeline(workflows, {m: queues[m] | models["models"][m] for m in self.job.models})
 

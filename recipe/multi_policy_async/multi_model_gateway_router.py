@@ -28,10 +28,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from .agent_model_route_table import AgentModelRouteTable
-from .gateway.app import create_app
+from .gateway.app import AgentsFirst, create_app
 from .gateway.closing import Sink
 from .gateway.concurrency import adapt_limits
 from .gateway.http_server import HttpServer
+from .gateway.reaping import IdleReaper
 from .gateway.service import GatewayService, make_upstream
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelStatus
@@ -77,10 +78,13 @@ class MultiModelGatewayRouter:
         registry = GatewayBindingRegistry(model_ids)
         self.service = GatewayService(self.spec, routes, registry, sink, make_upstream)
         self.app = create_app(self.service, self.control_key)
-        self._server = HttpServer(self.app, self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes)
+        self._server = HttpServer(
+            AgentsFirst(self.app), self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes
+        )
         self.base_url: str | None = None
         self._hungry = hungry
         self._adapting: asyncio.Task[None] | None = None
+        self._reaping: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Listen.
@@ -97,6 +101,10 @@ class MultiModelGatewayRouter:
         self._adapting = asyncio.ensure_future(loop)
         self._adapting.add_done_callback(_log_failure)
         logger.info("gateway listens on %s", self.base_url)
+        if self.spec.workflow_idle_s is not None:
+            service = self.service
+            reaper = IdleReaper(service.sessions, service.closer, service.metrics, idle_s=self.spec.workflow_idle_s)
+            self._reaping = asyncio.create_task(reaper.run())
         return self.base_url
 
     async def get_control_key(self) -> str:
@@ -132,6 +140,8 @@ class MultiModelGatewayRouter:
         """Abandon what runs, stop listening, release connections."""
         if self._adapting is not None:
             self._adapting.cancel()
+        if self._reaping is not None:
+            self._reaping.cancel()
         await self.service.close()
         await self._server.stop()
 

@@ -166,6 +166,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += validate.validation_problems(specs["validation"], specs["data"])
     if specs["workflow"] is not None:
         problems += validate.workflow_problems(specs["workflow"], mapping)
+        if specs["gateway"] is not None:
+            problems += validate.idle_problems(specs["gateway"], specs["workflow"])
     broken = [name for name in specs if specs[name] is None]
     if broken:  # the policies are checked all the same, against sections that are right
         raw.job.update({name: compose_raw(DEFAULT_CONFIG, []).job[name] for name in broken})

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..gateway.spec import ConcurrencySpec
+from ..gateway.spec import ConcurrencySpec, GatewaySpec
 from ..workflows.loader import load_workflow_class
 from ..workflows.scoring import load_reward_function
 from ..workflows.spec import ValidationSpec, WorkflowSpec
@@ -39,6 +39,9 @@ JOB_METRICS = ("steps", "pipeline", "validation")
 
 HTTP_ROLLOUTS = ("hf", "sglang")
 """Rollout servers with SGLang's HTTP interface."""
+
+_DRIVER_SLACK_S = 60.0
+"""For a workflow that lets go late, its reward and its finalize."""
 
 
 def spec_or_problems(cls: type[BaseModel], data: Any, at: str) -> tuple[BaseModel | None, list[Problem]]:
@@ -171,6 +174,22 @@ def validation_problems(validation: ValidationSpec, data: Any) -> list[Problem]:
     asked = [key for key in ("every_updates", "before_training", "at_end") if getattr(validation, key)]
     what = f"is empty, but validation.{asked[0]} asks for an evaluation"
     return [Problem("data.val_files", what, fix="name a file of tasks that are not trained on")]
+
+
+def idle_problems(gateway: GatewaySpec, workflow: WorkflowSpec) -> list[Problem]:
+    """The driver's deadline comes before the gateway's own: it waits for a thread up to the deadline, then plays."""
+    needed = 2 * workflow.timeout_s + _DRIVER_SLACK_S
+    if gateway.workflow_idle_s is None or gateway.workflow_idle_s >= needed:
+        return []
+    return [
+        Problem(
+            "gateway.workflow_idle_s",
+            f"would abort workflows that the driver still runs (workflow.timeout_s={workflow.timeout_s:g})",
+            gateway.workflow_idle_s,
+            allowed=f"{needed:g} (2 * workflow.timeout_s + {_DRIVER_SLACK_S:g}) or more, or null",
+            fix=f"gateway.workflow_idle_s={needed:g}",
+        )
+    ]
 
 
 def stop_problems(stop: Any) -> list[Problem]:

@@ -173,7 +173,7 @@ class ServedModel:
     @staticmethod
     def _check_lineage(call: Call, chunk: TokenChunk) -> None:
         first = call.versions[0] if call.versions else (chunk.versions[0] if chunk.versions else None)
-        if first is not None and any(version.incarnation != first.incarnation for version in chunk.versions):
+        if first is not None and any(version.incarnation != first.incarnation for version in set(chunk.versions)):
             raise _OtherIncarnation(f"sampled by {first} and then by another incarnation")
 
     async def _wait_for_slot(self, call: Call) -> None:

@@ -50,6 +50,7 @@ class GatewayMetrics:
         self._overridden = counter("sampling_overridden", "Sampling values of clients not used", "model", "name")
         self._workflows = gauge("workflows", "Workflows by state", "state")
         self._workflows_closed = counter("workflows_closed", "Closed workflows by status", "status")
+        self._workflows_reaped = counter("workflows_reaped", "Workflows aborted because nobody used them any more")
 
     def request(self, model_id: str, status: int) -> None:
         self._requests.labels(model_id, str(status)).inc()
@@ -104,6 +105,9 @@ class GatewayMetrics:
 
     def workflow_closed(self, status: str) -> None:
         self._workflows_closed.labels(status).inc()
+
+    def workflow_reaped(self) -> None:
+        self._workflows_reaped.inc()
 
     def exposition(self) -> bytes:
         """The text format of prometheus."""

@@ -25,7 +25,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Container
+from collections.abc import Awaitable, Callable, Collection, Container, Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 from ..clock import now
@@ -50,7 +51,15 @@ class SessionState(str, Enum):
 class WorkflowSession:
     """All calls of one workflow, for all its agents and models."""
 
-    def __init__(self, workflow_id: str, token: str, purpose: str, spec: GatewaySpec, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        workflow_id: str,
+        token: str,
+        purpose: str,
+        spec: GatewaySpec,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.workflow_id = workflow_id
         self.token = token
         self.purpose = purpose
@@ -67,6 +76,31 @@ class WorkflowSession:
         self._turns: Counter[str] = Counter()
         self._by_digest: dict[tuple[str, bytes], list[Exchange]] = {}
         self._refused: Counter[tuple[str, bytes]] = Counter()
+        self._clock = clock
+        self._used_at = clock()
+        self._in_use = 0
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Somebody named this workflow."""
+        self._used_at = self._clock()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a request waits, runs or is read."""
+        self._in_use += 1
+        try:
+            yield
+        finally:
+            self._in_use -= 1
+            self.touch()
+
+    def idle_s(self) -> float:
+        """Seconds since anybody used this workflow; 0 while somebody does, or a call runs on for its retry."""
+        if self._in_use or self.closing.locked() or any(exchange.running for exchange in self.exchanges):
+            return 0.0
+        return self._clock() - self._used_at
 
     # -- requests ------------------------------------------------------------------------------------------------
 

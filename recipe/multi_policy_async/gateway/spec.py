@@ -51,6 +51,7 @@ class GatewaySpec(BaseModel):
     upstream: Literal["sglang_router", "verl_client"]
     router: Literal["sglang_router", "smg"]
     router_policy: str
+    processes: Annotated[int, Field(ge=1, le=64)]
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     control_key: str | None
@@ -65,6 +66,7 @@ class GatewaySpec(BaseModel):
     drain_timeout_s: Seconds
     retry_grace_s: Seconds
     finalize_grace_s: Seconds
+    workflow_idle_s: Annotated[float, Field(gt=0)] | None
 
     connect_timeout_s: Annotated[float, Field(gt=0)]
     read_timeout_s: Annotated[float, Field(gt=0)]
@@ -77,3 +79,9 @@ class GatewaySpec(BaseModel):
     max_closed_workflows: Count
     max_calls_per_workflow: Count
     max_choices: Count
+
+    @model_validator(mode="after")
+    def _a_port_for_every_process(self) -> "GatewaySpec":
+        if self.port and self.port + self.processes - 1 > 65535:
+            raise ValueError(f"port {self.port} leaves no room for {self.processes} processes, one port each")
+        return self
