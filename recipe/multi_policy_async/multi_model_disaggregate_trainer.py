@@ -142,7 +142,7 @@ class MultiModelDisaggregateTrainer:
             self.metrics.validation(evaluation)
             self.tracking.log(evaluation)
 
-        parts = (self.workflow_driver, self.ingestor, self.gateway)
+        parts = (self.workflow_driver, self.ingestor, self.gateways)
         note = self.metrics.note
         return ValidationScheduler(self.job.validation, *parts, self.trained, publish=publish, note=note)
 
