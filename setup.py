@@ -64,6 +64,9 @@ GPU = [
     "reasoning-gym==0.1.25",
 ]
 
+# sglang-router's successor, for gateway.router=smg.
+SMG = ["smg==1.13.0"]
+
 DEV = [
     "anthropic==2.14.0",
     "hypothesis==6.170.17",
@@ -91,6 +94,6 @@ setup(
         "recipe.multi_policy_async.simulator": ["config/*.yaml"],
     },
     install_requires=BASE,
-    extras_require={"cpu": CPU, "gpu": GPU, "dev": DEV},
+    extras_require={"cpu": CPU, "gpu": GPU, "smg": SMG, "dev": DEV},
     entry_points={"verl.plugins": ["multi_policy_async_cpu = recipe.multi_policy_async.backends.cpu.plugin"]},
 )
