@@ -49,8 +49,8 @@ def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
         tools=tools,
         parallel_tool_calls=parallel,
         asked=lower_sampling(body),
-        max_tokens=_max_tokens(body),
-        stop=_stops(body.get("stop")),
+        max_tokens=lower_max_tokens(body),
+        stop=lower_stops(body.get("stop")),
         n=_optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), default=1),
         stream=stream,
         include_usage=_optional(options, "include_usage", boolean, default=False),
@@ -118,14 +118,14 @@ def lower_sampling(body: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
+def lower_max_tokens(body: dict[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         if body.get(name) is not None:
             return integer(body[name], name, 1)
     return None
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def lower_stops(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else array(value, "stop")

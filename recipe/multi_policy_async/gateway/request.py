@@ -27,6 +27,7 @@ class AgentRequest:
 
     Attributes:
         messages: as chat templates expect them; content is text, tool-call arguments are objects where they parse.
+        prompts: of a completion, instead of messages: each a text or token ids, each sampled ``n`` times.
         tools: OpenAI function schemas, None when no tool may be called.
         asked: the client's sampling values by our names, only those it sent.
         max_tokens: the client's budget, None when it left it open.
@@ -45,3 +46,4 @@ class AgentRequest:
     top_logprobs: int = 0
     model: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    prompts: list[str | list[int]] | None = None

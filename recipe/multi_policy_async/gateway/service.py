@@ -29,7 +29,7 @@ from .generation import ServedModel
 from .history import Prompt
 from .metrics import GatewayMetrics
 from .output_parsing import THINK, OutputParser, PlainParser
-from .prompting import build_prompt, row_prompt_tokens
+from .prompting import build_completion_prompts, build_prompt, row_prompt_tokens
 from .request import AgentRequest
 from .sampling import SamplingDecision, decide_sampling
 from .session import WorkflowSession
@@ -155,9 +155,12 @@ class GatewayService:
         self._check_model_name(request, model_id)
         await session.wait_resumed()
         model = await self.served(model_id)
-        prompt = await build_prompt(session, model, agent_id, request)
-        budget, bound = self._budget(model.binding, prompt, request)
-        new_parser = await self._parser_factory(model, request, prompt.text)
+        if request.prompts is None:
+            prompts = [await build_prompt(session, model, agent_id, request)]
+        else:
+            prompts = await build_completion_prompts(session, model, agent_id, request)
+        budgets = [self._budget(model.binding, prompt, request) for prompt in prompts]
+        new_parser = await self._parser_factory(model, request, prompts[0].text)
         sampling = decide_sampling(
             model.binding,
             request.asked,
@@ -167,11 +170,14 @@ class GatewayService:
         for name in sampling.overridden:
             self.metrics.sampling_overridden(model_id, name)
         exchange = session.new_exchange(agent_id, model_id, request, digest)
-        exchange.calls = [
-            self._call(exchange, model, choice, prompt, budget, sampling, new_parser) for choice in range(request.n)
-        ]
-        exchange.calls[0].bound = bound
-        session.goes_on(exchange.calls[0], prompt)
+        for prompt, (budget, bound) in zip(prompts, budgets, strict=True):
+            first = len(exchange.calls)
+            exchange.calls += [
+                self._call(exchange, model, choice, prompt, budget, sampling, new_parser)
+                for choice in range(first, first + request.n)
+            ]
+            exchange.calls[first].bound = bound
+            session.goes_on(exchange.calls[first], prompt)
         session.start(exchange, model.run)
         return exchange
 
@@ -234,6 +240,8 @@ class GatewayService:
     async def _parser_factory(
         self, model: ServedModel, request: AgentRequest, text: str
     ) -> Callable[[], PlainParser | OutputParser]:
+        if request.prompts is not None:
+            return PlainParser
         think = THINK if model.binding.split_reasoning else None
         if request.tools is None and think is None:
             return PlainParser
