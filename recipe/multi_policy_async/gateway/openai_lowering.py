@@ -15,9 +15,7 @@
 
 from typing import Any
 
-import orjson
-
-from .checks import array, boolean, fault, integer, mapping, number, string
+from .checks import array, boolean, fault, integer, mapping, number, parse_json, string
 from .errors import BadRequest, UnsupportedValue
 from .request import AgentRequest, Message
 
@@ -228,7 +226,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 def parse_arguments(arguments: str) -> Any:
     """Tool-call arguments as chat templates want them: an object, or the text as it is when it is none."""
     try:
-        parsed = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        parsed = parse_json(arguments)
+    except ValueError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

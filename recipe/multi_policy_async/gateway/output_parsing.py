@@ -86,18 +86,23 @@ class SchemaFamily:
 
     def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
         try:
-            parsed = recursive_parse(text, self._schema) or []
-        except (ValueError, TypeError) as error:
+            return [_tool_call(entry) for entry in recursive_parse(text, self._schema) or []]
+        except _UNREADABLE as error:
             logger.info("a tool call does not parse and stays text: %s", error)
             return []
-        calls = []
-        for entry in parsed:
-            function = entry.get("function", entry)
-            arguments = function.get("arguments", {})
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            calls.append(ToolCall(function["name"], arguments))
-        return calls
+
+
+# What a model wrote is of any shape. ValueError: also no JSON, and surrogates that cannot be encoded.
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+def _tool_call(entry: dict[str, Any]) -> ToolCall:
+    function = entry.get("function", entry)
+    name, arguments = function["name"], function.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    (name + arguments).encode()
+    return ToolCall(name, arguments)
 
 
 class VerlFamily:
