@@ -71,6 +71,7 @@ class Call:
     new_parser: Callable[[], PlainParser | OutputParser]
     emit: Callable[["Call", Parsed], None]
     stream: bool
+    stop_token_ids: tuple[int, ...]
     top_logprobs: int = 0
 
     state: CallState = CallState.RUNNING

@@ -35,7 +35,7 @@ import orjson
 from .call import Call, CallState
 from .openai_lowering import parse_arguments
 from .request import Message
-from .tokenizer import PolicyTokenizer
+from .tokenizer import PolicyTokenizer, SampledText
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ def extend(tokenizer: PolicyTokenizer, call: Call, text: str) -> list[int] | Non
 def raw_answer(tokenizer: PolicyTokenizer, call: Call) -> Message:
     """The answer as it was sampled, for the template: all text, without its end of turn."""
     ids = call.ids[:-1] if call.ids and call.ids[-1] in tokenizer.end_of_turn_ids else call.ids
-    return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=False)}
+    return {"role": "assistant", "content": SampledText(tokenizer.decode(ids, skip_special_tokens=False))}
 
 
 def _canonical(message: Message) -> list[Any]:

@@ -28,7 +28,7 @@ from .gate import ModelGate
 from .generation import ServedModel
 from .history import Prompt
 from .metrics import GatewayMetrics
-from .output_parsing import THINK, OutputParser, PlainParser
+from .output_parsing import THINK, OutputParser, PlainParser, Reading
 from .prompting import build_completion_prompts, build_prompt, row_prompt_tokens
 from .request import AgentRequest
 from .sampling import SamplingDecision, decide_sampling
@@ -160,7 +160,7 @@ class GatewayService:
         else:
             prompts = await build_completion_prompts(session, model, agent_id, request)
         budgets = [self._budget(model.binding, prompt, request) for prompt in prompts]
-        new_parser = await self._parser_factory(model, request, prompts[0].text)
+        reading = await self._reading(model, request, prompts[0].text)
         sampling = decide_sampling(
             model.binding,
             request.asked,
@@ -173,7 +173,7 @@ class GatewayService:
         for prompt, (budget, bound) in zip(prompts, budgets, strict=True):
             first = len(exchange.calls)
             exchange.calls += [
-                self._call(exchange, model, choice, prompt, budget, sampling, new_parser)
+                self._call(exchange, model, choice, prompt, budget, sampling, reading)
                 for choice in range(first, first + request.n)
             ]
             exchange.calls[first].bound = bound
@@ -198,7 +198,7 @@ class GatewayService:
         prompt: Prompt,
         budget: int,
         sampling: SamplingDecision,
-        new_parser: Callable[[], PlainParser | OutputParser],
+        reading: Reading,
     ) -> Call:
         request = exchange.request
         return Call(
@@ -212,10 +212,11 @@ class GatewayService:
             max_new_tokens=budget,
             sampling=sampling,
             stop=request.stop,
-            new_detokenizer=model.tokenizer.new_detokenizer,
-            new_parser=new_parser,
+            new_detokenizer=reading.new_detokenizer,
+            new_parser=reading.new_parser,
             emit=exchange.emit,
             stream=request.stream,
+            stop_token_ids=reading.stop_token_ids,
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
 
@@ -237,22 +238,25 @@ class GatewayService:
                 return min(request.max_tokens or left, left), True
         return response_budget(binding, length, request.max_tokens), False
 
-    async def _parser_factory(
-        self, model: ServedModel, request: AgentRequest, text: str
-    ) -> Callable[[], PlainParser | OutputParser]:
-        if request.prompts is not None:
-            return PlainParser
+    async def _reading(self, model: ServedModel, request: AgentRequest, text: str) -> Reading:
+        tokenizer, ends = model.tokenizer, model.tokenizer.end_of_turn_ids
         think = THINK if model.binding.split_reasoning else None
-        if request.tools is None and think is None:
-            return PlainParser
+        if request.prompts is not None or (request.tools is None and think is None):
+            return Reading(tokenizer.new_detokenizer, PlainParser, ends)
         family = await model.tool_family() if request.tools is not None else None
-        return functools.partial(
+        marked = (family is not None and family.special_markers) or (think and tokenizer.begins_special(THINK[0]))
+        new_parser = functools.partial(
             OutputParser,
             family,
             request.tools or [],
             think,
             thinking=text.rstrip().endswith(THINK[0]),
             parallel=request.parallel_tool_calls,
+        )
+        return Reading(
+            tokenizer.new_marking_detokenizer if marked else tokenizer.new_detokenizer,
+            new_parser,
+            ends if family is None else (*ends, *family.stop_token_ids),
         )
 
     # -- life ----------------------------------------------------------------------------------------------------
