@@ -85,16 +85,13 @@ def main() -> None:
 
     import ray
 
-    from recipe.multi_policy_async.configuration.ray_cluster import connect
+    from recipe.multi_policy_async.configuration.ray_cluster import connected
 
-    connect(job)  # sets VERL_PLATFORM, which verl wants before it is imported
-    try:
+    with connected(job):  # sets VERL_PLATFORM, which verl wants before it is imported
         from .task_runner import CpuTaskRunner
 
         runner = ray.remote(num_cpus=1)(CpuTaskRunner).remote(run_dir / "metrics" / "steps.jsonl")
         ray.get(runner.run.remote(plain_config(job)))
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":

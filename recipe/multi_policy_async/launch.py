@@ -61,16 +61,19 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
         enter_component("workflow-driver", job.run.dir)
         from .workflows.dataset import load_tasks
         from .workflows.loader import load_workflow_class
+        from .workflows.scoring import load_reward_function
 
         workflow = load_workflow_class(job.workflow.name, job.workflow.path)(**job.workflow.kwargs)
         data = job.data.model_dump() | {"seed": job.run.seed if job.data.seed is None else job.data.seed}
+        function = job.reward.custom_reward_function
+        scorer = function.path and load_reward_function(function.path, function.name, function.reward_kwargs)
         super().__init__(
             job.workflow,
             workflow,
-            load_tasks(data),
+            load_tasks(data, scorer=scorer),
             GatewayControlClient(gateway_url, control_key),
             ingestor,
-            eval_tasks=load_tasks(data, "val") if job.data.val_files else None,
+            eval_tasks=load_tasks(data, "val", scorer) if job.data.val_files else None,
             run_dir=Path(job.run.dir),
             shuffle=job.data.shuffle,
             seed=data["seed"],

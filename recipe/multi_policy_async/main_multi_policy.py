@@ -94,12 +94,9 @@ def launch(job: JobSpec, signals: StartSignals) -> int:
         KeyboardInterrupt: a signal came.
     """
     refuse_used_run_dir(job)  # before Ray, which takes seconds
-    import ray  # here: --explain and a refused configuration need none
+    from .configuration.ray_cluster import available_nodes, connected  # here: a refused job needs no Ray
 
-    from .configuration.ray_cluster import available_nodes, connect
-
-    try:
-        connect(job)
+    with connected(job):
         signals.check()
         check(job, available_nodes())
         claim_run_dir(job)
@@ -107,8 +104,6 @@ def launch(job: JobSpec, signals: StartSignals) -> int:
         from .multi_model_disaggregate_trainer import run
 
         return run(job)
-    finally:
-        ray.shutdown()
 
 
 def refuse_used_run_dir(job: JobSpec) -> None:

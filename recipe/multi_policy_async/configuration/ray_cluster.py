@@ -13,18 +13,26 @@
 # limitations under the License.
 """Start or join the Ray cluster of a job."""
 
+import contextlib
 import logging
 import os
+import time
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import ray
 
 from .resources import Node, local_ray_resources
 from .schema import JobSpec
+from .training_checks import CPU_PLUGIN, user_modules
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the address that other hosts see
 
-CPU_PLUGIN = f"{__package__.rpartition('.')[0]}.backends.cpu.plugin"
+END_GRACE_S = 10.0
+"""Workers end by themselves once their node is gone."""
 
 
 def environment(job: JobSpec) -> dict[str, str]:
@@ -35,11 +43,13 @@ def environment(job: JobSpec) -> dict[str, str]:
         # Ranks share the cores; more threads than cores only make them wait for each other.
         variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
     variables = {name: os.environ.get(name, value) for name, value in variables.items()}
+    modules = user_modules()
     if job.device == "cpu":
         variables["VERL_PLATFORM"] = "cpu"
         # Where the package is installed its entry point does the same; a folder in a verl checkout has none.
-        modules = [module for module in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if module]
-        variables["VERL_USE_EXTERNAL_MODULES"] = ",".join(dict.fromkeys([*modules, CPU_PLUGIN]))
+        modules.append(CPU_PLUGIN)
+    if modules:
+        variables["VERL_USE_EXTERNAL_MODULES"] = ",".join(dict.fromkeys(modules))
     return variables
 
 
@@ -60,12 +70,43 @@ def init_arguments(job: JobSpec) -> dict[str, Any]:
     return {**local, **local_ray_resources(job), **given}
 
 
-def connect(job: JobSpec) -> None:
-    """``ray.init`` for this job."""
+@contextlib.contextmanager
+def connected(job: JobSpec) -> Iterator[None]:
+    """``ray.init`` for this job. Ray itself leaves before the processes that it started are gone; this does not."""
     os.environ.update(environment(job))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    ray.init(**init_arguments(job))
+    before = _descendants()
+    try:
+        ray.init(**init_arguments(job))
+        yield
+    finally:
+        started = _descendants() - before
+        ray.shutdown()
+        end_processes(started)
+
+
+def end_processes(processes: set[psutil.Process], grace_s: float = END_GRACE_S) -> None:
+    """Wait until these have ended; kill what has not within ``grace_s`` seconds."""
+    deadline = time.monotonic() + grace_s
+    while (alive := [process for process in processes if _is_alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in alive:
+        logger.warning("process %d did not end with Ray and is killed", process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie is not: where nobody collects it, it stays."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def available_nodes() -> list[Node]:

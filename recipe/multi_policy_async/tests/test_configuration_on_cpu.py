@@ -13,7 +13,6 @@
 # limitations under the License.
 """Composing a job: layers, derived settings, and every problem named at once."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +23,40 @@ import yaml
 from ..configuration.compose import CONFIG_DIR, compose_job, compose_raw, normalise_models
 from ..configuration.errors import ConfigError
 from ..configuration.policy import RANKS_PER_MODEL
+from ..configuration.schema import JobSpec
 from ..configuration.verl_tree import LEGACY_KEYS, verl_defaults
 from .config_fixtures import PLANNER, SOLVER, model_folder, problems_of, tiny_job, tiny_overrides
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_LR = f"{_ACTOR}.optim.lr"
+
+
+@pytest.fixture(scope="module")
+def changed_job(tmp_path_factory) -> JobSpec:
+    """One job with the settings that the tests below look at, since composing one takes a while."""
+    return tiny_job(
+        tmp_path_factory.mktemp("changed"),
+        "run.gpus_per_node=4",
+        "stop.updates=7",
+        "workflow.n=6",
+        "queue.max_staleness=9",
+        "policy_defaults.data.max_prompt_length=100",
+        "policy_defaults.data.max_response_length=28",
+        f"policy_defaults.{_LR}=0.25",
+        f"policy_defaults.{_ROLLOUT}.checkpoint_engine.backend=nccl",
+        f"{PLANNER}.trainer.n_gpus=8",
+        f"{PLANNER}.rollout.n_gpus=2",
+        f"{PLANNER}.{_ACTOR}.ppo_mini_batch_size=4",
+        f"{PLANNER}.{_ROLLOUT}.max_num_seqs=${{data.max_prompt_length}}",
+        f"{PLANNER}.actor_rollout_ref.model.override_config.rope_scaling=2",
+        f"{PLANNER}.async_training.trigger_parameter_sync_step=2",
+        f"{PLANNER}.async_training.require_batches=3",
+        f"{PLANNER}.async_training.staleness_threshold=0.5",
+        f"{PLANNER}.async_training.max_staleness=2",
+        f"{SOLVER}.{_LR}=0.5",
+        f"{SOLVER}.{_ROLLOUT}.max_num_seqs=${{workflow.n}}",
+        f"{SOLVER}.async_training.trigger_parameter_sync_step=3",
+    )
 
 
 def test_composing_imports_neither_torch_nor_verl_nor_ray(tmp_path):
@@ -38,29 +69,20 @@ def test_composing_imports_neither_torch_nor_verl_nor_ray(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_verl_itself_accepts_the_composed_tree(tmp_path):
+def test_verl_itself_accepts_the_composed_tree(plain_job):
     """verl's dataclasses know every key, and its own checks pass."""
-    script = (
-        "import sys; from recipe.multi_policy_async.configuration.compose import compose_job\n"
-        "from verl.utils.config import omega_conf_to_dataclass, validate_config\n"
-        "for policy in compose_job('planner_solver_tiny', sys.argv[1:]).models.values():\n"
-        "    config = policy.verl_config()\n"
-        "    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)\n"
-        "    assert rollout.custom['namespace'] == policy.namespace\n"
-        "    omega_conf_to_dataclass(config.algorithm)\n"
-        "    validate_config(config, use_reference_policy=False, use_critic=False)\n"
-    )
-    overrides = tiny_overrides(tmp_path)
-    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
-    done = subprocess.run([sys.executable, "-c", script, *overrides], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    config_tools = pytest.importorskip("verl.utils.config")
+    for policy in plain_job.models.values():
+        config = policy.verl_config()
+        rollout = config_tools.omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        assert rollout.custom["namespace"] == policy.namespace
+        config_tools.omega_conf_to_dataclass(config.algorithm)
+        config_tools.validate_config(config, use_reference_policy=False, use_critic=False)
 
 
 class TestLayers:
-    def test_a_models_section_wins_over_policy_defaults_and_those_over_verl(self, tmp_path):
-        lr = "actor_rollout_ref.actor.optim.lr"
-        job = tiny_job(tmp_path, f"policy_defaults.{lr}=0.25", f"{SOLVER}.{lr}=0.5")
-        values = {m: p.verl["actor_rollout_ref"]["actor"]["optim"]["lr"] for m, p in job.models.items()}
+    def test_a_models_section_wins_over_policy_defaults_and_those_over_verl(self, changed_job):
+        values = {m: p.verl["actor_rollout_ref"]["actor"]["optim"]["lr"] for m, p in changed_job.models.items()}
         assert values == {"planner_model": 0.25, "solver_model": 0.5}
         assert verl_defaults()["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-6
 
@@ -72,35 +94,26 @@ class TestLayers:
     def test_legacy_reward_keys_are_gone_as_after_verls_own_migration(self):
         assert not set(LEGACY_KEYS) & set(verl_defaults())
 
-    def test_the_device_overlay_decides_platform_and_weight_transfer(self, tmp_path):
-        job = tiny_job(tmp_path)
-        assert job.device == "cpu"
-        verl = job.models["planner_model"].verl
+    def test_the_device_overlay_decides_platform_and_weight_transfer(self, plain_job):
+        assert plain_job.device == "cpu"
+        verl = plain_job.models["planner_model"].verl
         assert verl["trainer"]["device"] == "cpu"
         assert verl["actor_rollout_ref"]["rollout"]["checkpoint_engine"]["backend"] == "gloo"
 
-    def test_a_reference_in_a_section_sees_verls_tree_first_and_then_the_jobs(self, tmp_path):
-        job = tiny_job(
-            tmp_path,
-            "policy_defaults.data.max_prompt_length=77",
-            f"{PLANNER}.actor_rollout_ref.rollout.max_num_seqs=${{data.max_prompt_length}}",
-            f"{SOLVER}.actor_rollout_ref.rollout.max_num_seqs=${{workflow.n}}",
-        )
-        seqs = {m: p.verl["actor_rollout_ref"]["rollout"]["max_num_seqs"] for m, p in job.models.items()}
-        assert seqs == {"planner_model": 77, "solver_model": job.workflow.n}
+    def test_a_reference_in_a_section_sees_verls_tree_first_and_then_the_jobs(self, changed_job):
+        seqs = {m: p.verl["actor_rollout_ref"]["rollout"]["max_num_seqs"] for m, p in changed_job.models.items()}
+        assert seqs == {"planner_model": 100, "solver_model": 6}
 
-    def test_origin_tells_the_command_line_from_files_and_omits_verls_own_values(self, tmp_path):
-        lr = "actor_rollout_ref.actor.optim.lr"
-        origin = tiny_job(tmp_path, f"{SOLVER}.{lr}=0.5").models["solver_model"].origin
-        assert origin[lr] == "models.solver_model (command line)"
+    def test_origin_tells_the_command_line_from_files_and_omits_verls_own_values(self, changed_job):
+        origin = changed_job.models["solver_model"].origin
+        assert origin[_LR] == "models.solver_model (command line)"
         assert origin["trainer.device"] == "device/cpu"
         assert origin["trainer.experiment_name"] == "derived"
         assert "actor_rollout_ref.actor.clip_ratio" not in origin
 
-    def test_below_nodes_that_verl_leaves_empty_any_key_is_accepted(self, tmp_path):
-        key = "actor_rollout_ref.model.override_config.rope_scaling"
-        job = tiny_job(tmp_path, f"{PLANNER}.{key}=2")
-        assert job.models["planner_model"].verl["actor_rollout_ref"]["model"]["override_config"]["rope_scaling"] == 2
+    def test_below_nodes_that_verl_leaves_empty_any_key_is_accepted(self, changed_job):
+        model = changed_job.models["planner_model"].verl["actor_rollout_ref"]["model"]
+        assert model["override_config"]["rope_scaling"] == 2
 
     def test_a_plus_adds_a_key_that_verls_yaml_does_not_list(self, tmp_path):
         (tmp_path / "mine.yaml").write_text(
@@ -114,8 +127,8 @@ class TestLayers:
         job = compose_job("mine", tiny_overrides(tmp_path), config_dir=tmp_path)
         assert job.models["solver_model"].verl["actor_rollout_ref"]["rollout"]["repetition_penalty"] == 1.1
 
-    def test_verl_config_is_a_fresh_open_copy(self, tmp_path):
-        policy = tiny_job(tmp_path).models["planner_model"]
+    def test_verl_config_is_a_fresh_open_copy(self, plain_job):
+        policy = plain_job.models["planner_model"]
         config = policy.verl_config()
         config.actor_rollout_ref.actor.optim.lr = 9.0
         config.a_key_that_verl_adds = 1
@@ -125,8 +138,8 @@ class TestLayers:
 class TestNamespaces:
     """Collisions C1, C2, C7-C9, C11-C13 of two models in one job."""
 
-    def test_names_folders_ranks_and_ports_of_two_models_never_meet(self, tmp_path):
-        first, second = tiny_job(tmp_path).models.values()
+    def test_names_folders_ranks_and_ports_of_two_models_never_meet(self, plain_job):
+        first, second = plain_job.models.values()
         for name in ("namespace", "replica_rank_offset", "master_port_range"):
             assert getattr(first, name) != getattr(second, name)
         assert first.master_port_range[1] <= second.master_port_range[0]
@@ -137,20 +150,21 @@ class TestNamespaces:
         assert customs[0]["namespace"] == first.namespace and customs[1]["namespace"] == second.namespace
         assert customs[1]["replica_rank_offset"] == second.replica_rank_offset
 
-    def test_checkpoint_folders_are_absolute_and_lie_in_the_run_directory(self, tmp_path):
-        for model_id, policy in tiny_job(tmp_path).models.items():
-            assert policy.verl["trainer"]["default_local_dir"] == f"{tmp_path}/run/checkpoints/{model_id}"
+    def test_checkpoint_folders_are_absolute_and_lie_in_the_run_directory(self, plain_job):
+        assert plain_job.run.dir.is_absolute()
+        for model_id, policy in plain_job.models.items():
+            assert policy.verl["trainer"]["default_local_dir"] == f"{plain_job.run.dir}/checkpoints/{model_id}"
             assert policy.verl["trainer"]["resume_mode"] == "disable"
 
-    def test_two_jobs_with_the_same_models_do_not_share_a_name(self, tmp_path):
-        here = tiny_job(tmp_path).models["planner_model"]
-        there = tiny_job(tmp_path, f"run.dir={tmp_path}/other").models["planner_model"]
-        assert here.namespace != there.namespace
-        assert tiny_job(tmp_path).models["planner_model"].namespace == here.namespace
+    def test_two_jobs_with_the_same_models_do_not_share_a_name(self, tmp_path, plain_job):
+        assert plain_job.models["planner_model"].namespace != tiny_job(tmp_path).models["planner_model"].namespace
 
-    def test_nccl_groups_are_named_per_model(self, tmp_path):
-        engine = "policy_defaults.actor_rollout_ref.rollout.checkpoint_engine.backend"
-        models = tiny_job(tmp_path, f"{engine}=nccl").models
+    def test_the_run_directory_alone_decides_the_name(self, tmp_path):
+        here = tiny_job(tmp_path).models["planner_model"]
+        assert tiny_job(tmp_path, "stop.updates=9").models["planner_model"].namespace == here.namespace
+
+    def test_nccl_groups_are_named_per_model(self, changed_job):
+        models = changed_job.models
         groups = {
             p.verl["actor_rollout_ref"]["rollout"]["checkpoint_engine"]["engine_kwargs"]["nccl"]["group_name"]
             for p in models.values()
@@ -164,9 +178,8 @@ class TestNamespaces:
 
 
 class TestDerived:
-    def test_gpus_are_dealt_over_nodes(self, tmp_path):
-        job = tiny_job(tmp_path, "run.gpus_per_node=4", f"{PLANNER}.trainer.n_gpus=8", f"{PLANNER}.rollout.n_gpus=2")
-        verl = job.models["planner_model"].verl
+    def test_gpus_are_dealt_over_nodes(self, changed_job):
+        verl = changed_job.models["planner_model"].verl
         assert (verl["trainer"]["nnodes"], verl["trainer"]["n_gpus_per_node"]) == (2, 4)
         assert (verl["rollout"]["nnodes"], verl["rollout"]["n_gpus_per_node"]) == (1, 2)
         assert verl["actor_rollout_ref"]["rollout"]["n_gpus_per_node"] == 2
@@ -177,25 +190,21 @@ class TestDerived:
             tmp_path, "run.gpus_per_node=4", f"{PLANNER}.trainer.n_gpus=6"
         )
 
-    def test_the_learning_rates_horizon_counts_steps_and_not_versions(self, tmp_path):
-        job = tiny_job(tmp_path, "stop.updates=7", f"{SOLVER}.async_training.trigger_parameter_sync_step=3")
-        horizons = [p.verl["actor_rollout_ref"]["actor"]["optim"]["total_training_steps"] for p in job.models.values()]
-        assert horizons == [7, 21]
-        assert job.models["solver_model"].target_updates == 7
+    def test_the_learning_rates_horizon_counts_steps_and_not_versions(self, changed_job):
+        actors = [p.verl["actor_rollout_ref"]["actor"] for p in changed_job.models.values()]
+        assert [actor["optim"]["total_training_steps"] for actor in actors] == [7 * 2, 7 * 3]
+        assert changed_job.models["solver_model"].target_updates == 7
 
-    def test_the_group_size_is_the_workflows(self, tmp_path):
-        verl = tiny_job(tmp_path, "workflow.n=6").models["planner_model"].verl
+    def test_the_group_size_is_the_workflows(self, changed_job):
+        verl = changed_job.models["planner_model"].verl
         assert verl["rollout"]["n"] == verl["actor_rollout_ref"]["rollout"]["n"] == 6
 
-    def test_the_lead_follows_verls_rule_when_none_is_given(self, tmp_path):
-        settings = {"trigger_parameter_sync_step": 2, "require_batches": 3, "staleness_threshold": 0.5}
-        overrides = [f"{PLANNER}.async_training.{key}={value}" for key, value in settings.items()]
-        queue = tiny_job(tmp_path, *overrides, f"{PLANNER}.actor_rollout_ref.actor.ppo_mini_batch_size=4").models
-        assert queue["planner_model"].queue.max_lead_groups == int(4 * 3 * 2 * 1.5)
+    def test_the_lead_follows_verls_rule_when_none_is_given(self, changed_job):
+        assert changed_job.models["planner_model"].queue.max_lead_groups == int(4 * 3 * 2 * 1.5)
 
-    def test_queue_settings_stand_beside_verls_and_are_checked_like_them(self, tmp_path):
-        job = tiny_job(tmp_path, "queue.max_staleness=9", f"{PLANNER}.async_training.max_staleness=2")
-        assert job.models["planner_model"].queue.max_staleness == 2
+    def test_queue_settings_stand_beside_verls_and_are_checked_like_them(self, tmp_path, changed_job):
+        bounds = {model_id: policy.queue.max_staleness for model_id, policy in changed_job.models.items()}
+        assert bounds == {"planner_model": 2, "solver_model": 4}  # policy_defaults of the composition win over queue
         found = problems_of(tmp_path, f"{PLANNER}.async_training.max_stalenes=2")
         assert "max_staleness" in found[f"{PLANNER}.async_training.max_stalenes"]
 
@@ -216,9 +225,8 @@ class TestDerived:
         policy = tiny_job(tmp_path, *frozen, f"{key}=safetensors").models["planner_model"]
         assert policy.verl["actor_rollout_ref"]["rollout"]["load_format"] == "safetensors"
 
-    def test_the_context_length_is_prompt_plus_response_when_none_is_given(self, tmp_path):
-        lengths = ["policy_defaults.data.max_prompt_length=100", "policy_defaults.data.max_response_length=28"]
-        rollout = tiny_job(tmp_path, *lengths).models["planner_model"].verl["actor_rollout_ref"]["rollout"]
+    def test_the_context_length_is_prompt_plus_response_when_none_is_given(self, changed_job):
+        rollout = changed_job.models["planner_model"].verl["actor_rollout_ref"]["rollout"]
         assert rollout["max_model_len"] == 128
 
 
@@ -279,8 +287,6 @@ class TestModels:
         assert list(job.models) == ["planner_model", "solver_model"]
         assert job.models["solver_model"].trainer_gpus == 4
 
-
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 WRONG = [
     [  # override, key that the message names; all of a batch are composed together

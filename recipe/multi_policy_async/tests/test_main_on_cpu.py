@@ -29,6 +29,7 @@ from .. import multi_model_disaggregate_trainer
 from ..configuration import ray_cluster
 from ..configuration.errors import ConfigError
 from ..configuration.resources import Node
+from ..configuration.schema import JobSpec, RaySpec
 from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, claim_run_dir, main, refuse_used_run_dir
 from .config_fixtures import PLANNER, SOLVER, tiny_job, tiny_overrides
 
@@ -123,7 +124,7 @@ def test_a_run_directory_is_never_shared_by_two_runs(tmp_path, capsys):
 
 def test_a_job_that_does_not_fit_leaves_its_run_directory_to_the_corrected_command(tmp_path, monkeypatch, capsys):
     nodes = [Node("here", 2, 64)]
-    monkeypatch.setattr(ray_cluster, "connect", lambda job: None)
+    monkeypatch.setattr(ray_cluster, "connected", lambda job: contextlib.nullcontext())
     monkeypatch.setattr(ray_cluster, "available_nodes", lambda: nodes)
     monkeypatch.setattr(multi_model_disaggregate_trainer, "run", lambda job: 0)
     command = ["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path)]
@@ -145,42 +146,57 @@ def test_a_run_directory_that_another_job_took_meanwhile_is_refused(tmp_path):
 
 
 class TestRayArguments:
-    def test_a_ray_that_runs_on_the_machine_is_not_joined_by_chance(self, tmp_path, monkeypatch):
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        assert ray_cluster.init_arguments(tiny_job(tmp_path))["address"] == "local"
+    @pytest.fixture(autouse=True)
+    def no_ray_of_the_shell(self, monkeypatch):
+        for name in ("RAY_ADDRESS", "OMP_NUM_THREADS", "VERL_USE_EXTERNAL_MODULES"):
+            monkeypatch.delenv(name, raising=False)
 
-    def test_a_ray_of_our_own_binds_loopback_and_inherits_the_environment(self, tmp_path, monkeypatch):
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        arguments = ray_cluster.init_arguments(tiny_job(tmp_path))
+    @staticmethod
+    def with_ray(job: JobSpec, **ray_init) -> JobSpec:
+        return job.model_copy(update={"ray_kwargs": RaySpec(ray_init=ray_init)})
+
+    def test_a_ray_of_our_own_is_started_on_loopback_whatever_runs_on_the_machine(self, plain_job):
+        arguments = ray_cluster.init_arguments(plain_job)
+        assert arguments["address"] == "local"
         assert ipaddress.ip_address(arguments["_node_ip_address"]).is_loopback
         assert arguments["num_gpus"] == 4
         assert "runtime_env" not in arguments
 
-    def test_on_a_running_cluster_the_environment_travels_with_the_job(self, tmp_path):
-        job = tiny_job(tmp_path, "ray_kwargs.ray_init.address=auto")
-        arguments = ray_cluster.init_arguments(job)
+    def test_on_a_running_cluster_the_environment_travels_with_the_job(self, plain_job):
+        arguments = ray_cluster.init_arguments(self.with_ray(plain_job, address="auto"))
         assert arguments["runtime_env"]["env_vars"]["VERL_PLATFORM"] == "cpu"
         assert "num_gpus" not in arguments and "_node_ip_address" not in arguments
 
-    def test_what_the_user_sets_wins(self, tmp_path, monkeypatch):
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        job = tiny_job(tmp_path, "ray_kwargs.ray_init.num_gpus=9", "ray_kwargs.ray_init.log_to_driver=true")
-        arguments = ray_cluster.init_arguments(job)
+    def test_what_the_user_sets_wins(self, plain_job):
+        arguments = ray_cluster.init_arguments(self.with_ray(plain_job, num_gpus=9, log_to_driver=True))
         assert (arguments["num_gpus"], arguments["log_to_driver"]) == (9, True)
 
-    def test_the_platform_is_chosen_by_the_device_and_threads_by_the_cores(self, tmp_path, monkeypatch):
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        variables = ray_cluster.environment(tiny_job(tmp_path))
+    def test_the_platform_is_chosen_by_the_device_and_threads_by_the_cores(self, plain_job):
+        variables = ray_cluster.environment(plain_job)
         assert variables["VERL_PLATFORM"] == "cpu"
         assert int(variables["OMP_NUM_THREADS"]) == max(1, (os.cpu_count() or 1) // 4)
-        hub = [f"{model}.model_path=org/name" for model in (PLANNER, SOLVER)]
-        assert "VERL_PLATFORM" not in ray_cluster.environment(tiny_job(tmp_path, "device=gpu", *hub))
+        assert "VERL_PLATFORM" not in ray_cluster.environment(plain_job.model_copy(update={"device": "gpu"}))
 
-    def test_a_folder_without_an_entry_point_still_registers_its_platform(self, tmp_path, monkeypatch):
+    def test_a_folder_without_an_entry_point_still_registers_its_platform(self, plain_job, monkeypatch):
         plugin = "recipe.multi_policy_async.backends.cpu.plugin"
         monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
-        variables = ray_cluster.environment(tiny_job(tmp_path))
-        assert variables["VERL_USE_EXTERNAL_MODULES"] == f"mine,{plugin}"
+        assert ray_cluster.environment(plain_job)["VERL_USE_EXTERNAL_MODULES"] == f"mine,{plugin}"
+
+
+SLEEPER = "import signal, sys, time; {setting}; print('ready', flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("setting", "grace_s"),
+    [("pass", 60.0), ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", 0.0)],
+    ids=["ends by itself", "has to be killed"],
+)
+def test_the_job_ends_after_the_processes_it_started(setting, grace_s):
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER.format(setting=setting)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    process.terminate()
+    ray_cluster.end_processes({psutil.Process(process.pid)}, grace_s)
+    assert process.wait(timeout=SECONDS) == (-signal.SIGTERM if grace_s else -signal.SIGKILL)
 
 
 def test_a_signal_that_was_swallowed_while_ray_started_still_interrupts():

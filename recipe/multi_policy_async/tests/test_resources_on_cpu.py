@@ -32,11 +32,11 @@ from ..configuration.resources import (
 from .config_fixtures import PLANNER, SOLVER, tiny_job
 
 
-@pytest.fixture
-def job(tmp_path):
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
     """planner: 4 trainer ranks on two nodes, 2 replicas of 2 GPUs; solver: frozen, 1 replica."""
     return tiny_job(
-        tmp_path,
+        tmp_path_factory.mktemp("job"),
         "run.gpus_per_node=2",
         f"{PLANNER}.trainer.n_gpus=4",
         f"{PLANNER}.rollout.n_gpus=4",

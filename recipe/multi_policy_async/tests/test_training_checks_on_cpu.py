@@ -13,27 +13,83 @@
 # limitations under the License.
 """Settings that would let a job wait forever, or spoil its updates, are refused before it starts."""
 
+import copy
+
 import numpy as np
 import pytest
 
+from ..configuration.compose import build_job, compose_raw, queue_settings
+from ..configuration.errors import Problem
 from ..configuration.explain import explain
-from ..configuration.training_checks import ESTIMATORS, GROUP_ESTIMATORS, REFUSED_ESTIMATORS
-from .config_fixtures import PLANNER, SOLVER, problems_of, tiny_job
+from ..configuration.policy import JobContext, PolicyBuilder
+from ..configuration.ray_cluster import environment
+from ..configuration.training_checks import (
+    AVERAGE_ESTIMATORS,
+    CPU_PLUGIN,
+    ESTIMATORS,
+    GROUP_ESTIMATORS,
+    REFUSED_ESTIMATORS,
+    estimator_problems,
+    group_problems,
+    loss_problems,
+    queue_problems,
+    shuffle_problems,
+)
+from ..ingest.spec import QueueSpec
+from .config_fixtures import PLANNER, problems_of, tiny_job, tiny_overrides
 
-BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size=4"
-QUEUE = f"{PLANNER}.async_training"
+BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
-def planner(*settings: str) -> list[str]:
-    """Overrides of the planner, whose batches have four groups."""
-    return [f"{PLANNER}.{setting}" for setting in (BATCH, *settings)]
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    return compose_raw("planner_solver_tiny", tiny_overrides(tmp_path_factory.mktemp("job")))
 
 
-def queue(**settings) -> list[str]:
-    return planner(*(f"async_training.{key}={value}" for key, value in settings.items()))
+@pytest.fixture(scope="module")
+def built(raw) -> PolicyBuilder:
+    """The planner of the tiny job, resolved once."""
+    context = JobContext(raw.job, raw.device, raw.overlay, raw.policy_defaults)
+    policy = PolicyBuilder("planner_model", 0, raw.models["planner_model"], context)
+    policy.build()
+    assert not policy.problems
+    return policy
+
+
+@pytest.fixture
+def planner(built):
+    """Makes the planner with other settings, given as dotted key and value; its batches have four groups."""
+
+    def make(settings: dict, train: bool = True) -> PolicyBuilder:
+        policy = copy.copy(built)
+        policy.tree, policy.ours = copy.deepcopy(built.tree), {**built.ours, "train": train}
+        for dotted, value in {BATCH: 4, **settings}.items():
+            *sections, name = dotted.split(".")
+            node = policy.tree
+            for section in sections:
+                node = node[section]
+            assert name in node, dotted
+            node[name] = value
+        return policy
+
+    return make
+
+
+def queue_found(policy: PolicyBuilder, group_size: int = 8) -> list[Problem]:
+    return list(queue_problems(policy, QueueSpec(**queue_settings(policy)), group_size))
 
 
 class TestQueues:
+    @pytest.fixture
+    def found(self, planner):
+        """Finds the problems of the planner's queue with these settings, by the name of the setting."""
+
+        def find(**settings) -> dict[str, str]:
+            policy = planner({f"async_training.{key}": value for key, value in settings.items()})
+            return {p.key.removeprefix(f"{PLANNER}.async_training."): str(p) for p in queue_found(policy)}
+
+        return find
+
     @pytest.mark.parametrize(
         ("settings", "enough"),
         [
@@ -44,71 +100,97 @@ class TestQueues:
             ({"min_batch_groups": 9}, 4),
         ],
     )
-    def test_the_lead_must_reach_a_weight_version(self, tmp_path, settings, enough):
+    def test_the_lead_must_reach_a_weight_version(self, found, settings, enough):
         """Invariant 10: at its lead a policy admits nothing, so a smaller lead waits forever."""
-        job = tiny_job(tmp_path, *queue(**settings, max_lead_groups=enough))
-        assert job.models["planner_model"].queue.max_lead_groups == enough
-        found = problems_of(tmp_path, *queue(**settings, max_lead_groups=enough - 1))
-        assert list(found) == [f"{QUEUE}.max_lead_groups"] and f">= {enough}" in found[f"{QUEUE}.max_lead_groups"]
+        assert not found(**settings, max_lead_groups=enough)
+        problems = found(**settings, max_lead_groups=enough - 1)
+        assert list(problems) == ["max_lead_groups"] and f">= {enough}" in problems["max_lead_groups"]
 
-    def test_a_derived_lead_that_is_too_small_names_the_setting_behind_it(self, tmp_path):
-        assert tiny_job(tmp_path, *queue(staleness_threshold=0))
-        found = problems_of(tmp_path, *queue(staleness_threshold=-0.5))
-        assert list(found) == [f"{QUEUE}.staleness_threshold"]
+    def test_a_derived_lead_that_is_too_small_names_the_setting_behind_it(self, found):
+        assert not found(staleness_threshold=0)
+        assert list(found(staleness_threshold=-0.5)) == ["staleness_threshold"]
 
-    def test_the_queue_must_hold_a_batch(self, tmp_path):
-        assert tiny_job(tmp_path, *queue(max_queue_groups=4))
-        assert list(problems_of(tmp_path, *queue(max_queue_groups=3))) == [f"{QUEUE}.max_queue_groups"]
+    def test_the_queue_must_hold_a_batch(self, found):
+        assert not found(max_queue_groups=4)
+        assert list(found(max_queue_groups=3)) == ["max_queue_groups"]
 
-    def test_the_queue_may_be_as_small_as_the_smallest_batch(self, tmp_path):
-        assert tiny_job(tmp_path, *queue(max_queue_groups=2, min_batch_groups=2))
-        assert problems_of(tmp_path, *queue(max_queue_groups=2, min_batch_groups=3))
+    def test_the_queue_may_be_as_small_as_the_smallest_batch(self, found):
+        assert not found(max_queue_groups=2, min_batch_groups=2)
+        assert list(found(max_queue_groups=2, min_batch_groups=3)) == ["max_queue_groups"]
 
-    def test_no_group_may_be_asked_to_be_larger_than_the_attempts_at_a_task(self, tmp_path):
-        assert tiny_job(tmp_path, "workflow.n=4", f"{QUEUE}.min_group_size=4")
-        assert list(problems_of(tmp_path, "workflow.n=4", f"{QUEUE}.min_group_size=5")) == [f"{QUEUE}.min_group_size"]
+    def test_no_group_may_be_asked_to_be_larger_than_the_attempts_at_a_task(self, planner):
+        policy = planner({"async_training.min_group_size": 4})
+        assert not queue_found(policy, group_size=4)
+        assert [p.key for p in queue_found(policy, group_size=3)] == [f"{PLANNER}.async_training.min_group_size"]
 
-    def test_a_frozen_models_queue_is_not_looked_at(self, tmp_path):
-        assert tiny_job(tmp_path, f"{PLANNER}.train=false", *queue(max_lead_groups=1, min_group_size=99))
+    def test_a_frozen_models_queue_is_not_looked_at(self, planner):
+        settings = {"async_training.max_lead_groups": 1, "async_training.min_group_size": 99}
+        assert queue_found(planner(settings))
+        assert not queue_found(planner(settings, train=False))
 
     def test_explain_tells_when_the_bound_on_staleness_is_tighter_than_the_lead(self, tmp_path):
         note = "max_staleness=1 drops those that do"
-        assert note not in explain(tiny_job(tmp_path, *queue(max_staleness=1)))
-        shown = explain(tiny_job(tmp_path, *queue(max_staleness=1, staleness_threshold=2)))
+        settings = [f"{PLANNER}.{BATCH}=4", f"{PLANNER}.async_training.max_staleness=1"]
+        assert note not in explain(tiny_job(tmp_path, *settings))
+        shown = explain(tiny_job(tmp_path, *settings, f"{PLANNER}.async_training.staleness_threshold=2"))
         assert f"planner_model: a lead of 12 groups lets one wait 2 versions, and {note}" in shown
 
 
 class TestShuffling:
-    def test_rows_of_several_mini_batches_may_not_be_shuffled(self, tmp_path):
-        shuffled = f"{PLANNER}.actor_rollout_ref.actor.shuffle=true"
-        assert tiny_job(tmp_path, shuffled)
-        found = problems_of(tmp_path, shuffled, f"{PLANNER}.async_training.require_batches=2")
-        assert list(found) == [f"{PLANNER}.actor_rollout_ref.actor.shuffle"]
+    @pytest.mark.parametrize(
+        ("key", "estimator"), [("actor_rollout_ref.actor.shuffle", "grpo"), ("critic.shuffle", "gae")]
+    )
+    def test_rows_of_several_mini_batches_may_not_be_shuffled(self, planner, key, estimator):
+        settings = {key: True, "algorithm.adv_estimator": estimator}
+        assert not list(shuffle_problems(planner(settings)))
+        several = planner({**settings, "async_training.require_batches": 2})
+        assert [problem.key for problem in shuffle_problems(several)] == [f"{PLANNER}.{key}"]
 
-    def test_neither_may_those_of_a_critic(self, tmp_path):
-        critic = ["device=gpu", f"{PLANNER}.algorithm.adv_estimator=gae", f"{PLANNER}.critic.shuffle=true"]
-        assert tiny_job(tmp_path, *critic)
-        found = problems_of(tmp_path, *critic, f"{PLANNER}.async_training.require_batches=2")
-        assert list(found) == [f"{PLANNER}.critic.shuffle"]
+    def test_the_critics_order_is_not_looked_at_without_one(self, planner):
+        settings = {"critic.shuffle": True, "async_training.require_batches": 2}
+        assert not list(shuffle_problems(planner(settings)))
 
 
 class TestEstimators:
-    @pytest.mark.parametrize("name", [*REFUSED_ESTIMATORS, "my_own"])
-    def test_an_estimator_that_padding_or_missing_data_breaks_is_refused(self, tmp_path, name):
-        key = f"{PLANNER}.algorithm.adv_estimator"
-        found = problems_of(tmp_path, "device=gpu", f"{key}={name}")
-        assert list(found) == [key] and "reinforce_plus_plus_baseline" in found[key]
+    KEY = "algorithm.adv_estimator"
+
+    @pytest.mark.parametrize("name", REFUSED_ESTIMATORS)
+    def test_an_estimator_that_padding_or_missing_data_breaks_is_refused(self, planner, name):
+        (problem,) = estimator_problems(planner({self.KEY: name}), group_size=8)
+        assert problem.key == f"{PLANNER}.{self.KEY}" and "reinforce_plus_plus_baseline" in str(problem)
 
     @pytest.mark.parametrize("name", ESTIMATORS)
-    def test_the_others_are_accepted(self, tmp_path, name):
-        assert tiny_job(tmp_path, "device=gpu", f"policy_defaults.algorithm.adv_estimator={name}")
+    def test_the_others_are_accepted(self, planner, name):
+        assert not list(estimator_problems(planner({self.KEY: name}), group_size=8))
 
-    def test_a_frozen_model_may_carry_any(self, tmp_path):
-        assert tiny_job(tmp_path, f"{SOLVER}.train=false", f"{SOLVER}.algorithm.adv_estimator=gpg")
+    def test_one_of_the_users_own_modules_is_left_to_the_trainer_which_tries_it(self, planner, monkeypatch, plain_job):
+        own = planner({self.KEY: "my_own"})
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", CPU_PLUGIN)  # ours registers none
+        (problem,) = estimator_problems(own, group_size=8)
+        assert problem.key == f"{PLANNER}.{self.KEY}" and "VERL_USE_EXTERNAL_MODULES" in str(problem)
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_package.estimators")
+        assert not list(estimator_problems(own, group_size=8))
+        # Every process of the job imports it, on GPUs too.
+        on_gpus = plain_job.model_copy(update={"device": "gpu"})
+        assert environment(on_gpus)["VERL_USE_EXTERNAL_MODULES"] == "my_package.estimators"
 
-    def test_reweighting_that_draws_rows_anew_is_refused(self, tmp_path):
-        key = f"{PLANNER}.algorithm.use_pf_ppo"
-        assert list(problems_of(tmp_path, f"{key}=true")) == [key]
+    def test_a_setting_that_verl_does_not_pass_on_is_refused(self, planner):
+        without = {"algorithm.norm_adv_by_std_in_grpo": False}
+        assert not list(estimator_problems(planner({**without, self.KEY: "grpo"}), group_size=8))
+        (problem,) = estimator_problems(planner({**without, self.KEY: "grpo_vectorized"}), group_size=8)
+        assert problem.key == f"{PLANNER}.algorithm.norm_adv_by_std_in_grpo"
+
+    def test_a_frozen_model_may_carry_any(self, planner):
+        assert not list(estimator_problems(planner({self.KEY: "gpg"}, train=False), group_size=8))
+
+    def test_the_estimators_that_compare_a_group_need_one(self, planner):
+        for name in GROUP_ESTIMATORS:
+            assert [p.key for p in estimator_problems(planner({self.KEY: name}), group_size=1)] == ["workflow.n"]
+
+    def test_but_one_attempt_at_a_task_is_enough_where_it_is_compared_with_a_moving_average(self, planner):
+        policy = planner({"async_training.on_small_group": "ema"})
+        assert not list(estimator_problems(policy, group_size=1))
+        assert not queue_found(policy, group_size=1)  # min_group_size is 2, so every group is small
 
     def test_every_estimator_of_verl_is_judged(self):
         core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
@@ -122,14 +204,71 @@ class TestEstimators:
         """What the refusal is for."""
         assert not np.allclose(advantages("gpg", pads=5), advantages("gpg", pads=0))
 
-    def test_the_estimators_that_compare_a_group_need_one(self, tmp_path):
-        for name in GROUP_ESTIMATORS:
-            overrides = ["workflow.n=1", "queue.min_group_size=1", f"policy_defaults.algorithm.adv_estimator={name}"]
-            assert list(problems_of(tmp_path, *overrides)) == ["workflow.n"]
+
+class TestGroups:
+    @pytest.fixture
+    def found(self, planner):
+        def find(estimator: str, rows: str = "per_call", **settings) -> list[str]:
+            queue = {f"async_training.{key}": value for key, value in settings.items()}
+            policy = planner({"algorithm.adv_estimator": estimator, **queue})
+            problems = group_problems(policy, QueueSpec(**queue_settings(policy)), rows)
+            return [problem.key.removeprefix(f"{PLANNER}.async_training.") for problem in problems]
+
+        return find
+
+    def test_averages_need_an_estimator_that_hands_them_through(self, found):
+        for name in ESTIMATORS:
+            expected = [] if name in AVERAGE_ESTIMATORS else ["on_small_group"]
+            assert found(name, on_small_group="ema") == expected, name
+        assert found("my_own", on_small_group="ema") == ["on_small_group"]
+        assert not found("gae", on_small_group="drop")
+
+    def test_filtering_needs_an_estimator_that_compares_groups(self, found):
+        refused = [name for name in (*ESTIMATORS, "my_own") if found(name, filter_equal_rewards=True)]
+        assert refused == ["reinforce_plus_plus", "gae"]
+
+    def test_groups_by_turn_need_one_row_per_turn(self, found):
+        assert found("grpo", rows="merged", group_by="task_agent_turn") == ["group_by"]
+        assert not found("grpo", rows="per_call", group_by="task_agent_turn")
+        assert not found("grpo", rows="merged", group_by="task_agent")
+
+    def test_an_average_for_no_group_is_refused(self, found):
+        with pytest.raises(ValueError, match="no small groups while min_group_size is 1"):
+            found("grpo", on_small_group="ema", min_group_size=1)
+
+
+class TestLosses:
+    ACTOR = "actor_rollout_ref.actor"
+
+    def test_the_normed_loss_needs_a_scale_that_padding_does_not_change(self, planner):
+        settings = {f"{self.ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
+        (problem,) = loss_problems(planner(settings))
+        assert problem.key == f"{PLANNER}.{self.ACTOR}.loss_scale_factor"
+        assert not list(loss_problems(planner({**settings, f"{self.ACTOR}.loss_scale_factor": 16})))
+
+    def test_a_loss_that_averages_over_padding_rows_is_refused(self, planner):
+        (problem,) = loss_problems(planner({f"{self.ACTOR}.policy_loss.loss_mode": "geo_mean"}))
+        assert problem.key == f"{PLANNER}.{self.ACTOR}.policy_loss.loss_mode"
+
+
+def test_a_composed_job_is_checked_for_all_of_it_and_for_reweighting_that_draws_rows_anew(tmp_path, raw):
+    assert build_job(raw)
+    wrong = {
+        "algorithm.adv_estimator": "gpg",
+        "algorithm.use_pf_ppo": "true",
+        "algorithm.filter_groups.enable": "true",  # verl's fully async trainer does not read it
+        "async_training.on_small_group": "ema",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "geo_mean",
+        "async_training.max_queue_groups": 1,
+        "async_training.require_batches": 2,
+        "actor_rollout_ref.actor.shuffle": "true",
+    }
+    found = problems_of(tmp_path, *(f"{PLANNER}.{key}={value}" for key, value in wrong.items()))
+    assert set(found) == {f"{PLANNER}.{key}" for key in wrong if key != "async_training.require_batches"}
 
 
 def advantages(name: str, pads: int) -> np.ndarray:
-    """verl's advantages ``[8, 4]`` of two groups of four rows, with padding rows as batch assembly makes them."""
+    """verl's advantages ``[8, 4]`` of groups of five and three rows, with padding rows as batch assembly makes them."""
     torch = pytest.importorskip("torch")
     from verl import DataProto
     from verl.trainer.config import AlgoConfig
@@ -147,7 +286,7 @@ def advantages(name: str, pads: int) -> np.ndarray:
             "token_level_rewards": rewards,
             "values": torch.cat([values, torch.full((pads, 4), 7.0)]),
         },
-        non_tensors={"uid": np.array(["a/p"] * 4 + ["b/p"] * 4 + [f"pad-{i}" for i in range(pads)], dtype=object)},
+        non_tensors={"uid": np.array(["a/p"] * 5 + ["b/p"] * 3 + [f"pad-{i}" for i in range(pads)], dtype=object)},
     )
     config = AlgoConfig(adv_estimator=name)
     return compute_advantage(data, name, gamma=0.9, lam=0.8, config=config).batch["advantages"][:8].numpy()
