@@ -114,12 +114,15 @@ _MESSAGES = {
 }
 _COUNT_TOKENS = {**_MESSAGES, "required": ["messages"]}
 
+_REWARDS = {"properties": {"reward": {"type": "number"}, "rewards": {}}, "minProperties": 1, "maxProperties": 1}
+
 _ROUTES: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "/v1/chat/completions": ("post", "OpenAI chat completions", _CHAT),
     "/v1/completions": ("post", "OpenAI completions", _COMPLETIONS),
     "/v1/responses": ("post", "OpenAI responses", _RESPONSES),
     "/v1/messages": ("post", "Anthropic messages", _MESSAGES),
     "/v1/messages/count_tokens": ("post", "Anthropic token count", _COUNT_TOKENS),
+    "/v1/rewards": ("post", "Rewards known before the end", _REWARDS),
     "/v1/models": ("get", "The one model behind this agent", None),
 }
 

@@ -171,6 +171,9 @@ SETTINGS = {
     "model": TEXT | JSON,
 }
 PROMPTS = TEXT | st.lists(TEXT | st.integers(-1, 300) | st.lists(st.integers(0, 300), max_size=4), max_size=4) | JSON
+NUMBERS = st.floats() | st.integers(-(2**70), 2**70) | JSON
+NAMES = st.sampled_from(["planner", "solver", "checker", "subject-1:planner:0"]) | TEXT
+REWARDS = NUMBERS | st.lists(NUMBERS, max_size=3) | st.dictionaries(NAMES, NUMBERS | st.lists(NUMBERS, max_size=3))
 PROTOCOLS = {
     "chat/completions": {"messages": MESSAGES | JSON},
     "completions": {"prompt": PROMPTS},
@@ -195,6 +198,24 @@ def test_no_body_breaks_a_session_or_the_other_policy(gateway, protocol):
 
     call()
     assert gateway.ask(gateway.open_subject()["planner"]).status_code == 200
+    gateway.check_witness()
+
+
+def test_no_rewards_keep_a_workflow_from_being_finalized(gateway):
+    @MANY
+    @given(rewards=REWARDS, one=st.booleans(), control=st.booleans())
+    def finalize(rewards, one, control):
+        subject, subject_id = gateway.open_subject(), gateway.subject_id
+        assert gateway.ask(subject["planner"]).status_code == 200
+        workflow = f"{gateway.world.base_url}/control/v1/workflows/{subject_id}"
+        url = f"{workflow}/rewards" if control else f"{subject['planner'].openai_base_url}/rewards"
+        body = json.dumps({"reward" if one else "rewards": rewards})
+        check(gateway.http.post(url, content=body, headers=gateway.key), body)
+        check(gateway.http.post(f"{workflow}/finalize", content=body, headers=gateway.key), body)
+        check(gateway.http.post(f"{workflow}/finalize", json={"rewards": 1.0}, headers=gateway.key), body)
+        assert gateway.http.get(workflow, headers=gateway.key).json()["state"] == "closed", body
+
+    finalize()
     gateway.check_witness()
 
 
