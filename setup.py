@@ -51,6 +51,7 @@ CPU = [
     "ray[default]==2.60.0",
     "reasoning-gym==0.1.25",
     "gguf==0.19.0",
+    "llguidance==1.9.1",
 ]
 
 # sglang 0.5.12 pins a transformers that verl 0.9.1 excludes: install with scripts/gpu_overrides.txt (docs/gpu.md).

@@ -18,6 +18,7 @@ call here was sampled. Nothing trains; the rows are checked where a trainer take
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -89,7 +90,11 @@ class Policy:
         self.model_id, self.folder = model_id, folder
         model = AutoModelForCausalLM.from_pretrained(folder)
         self.engine = WatchedEngine(
-            model, max_model_len=576, max_batch_size=16, eos_token_ids=[model.generation_config.eos_token_id]
+            model,
+            max_model_len=576,
+            max_batch_size=16,
+            eos_token_ids=[model.generation_config.eos_token_id],
+            model_path=str(folder),
         )
         self.server = HttpServer(engine=self.engine, incarnation=FIRST.incarnation)
         self.server.start()
@@ -184,6 +189,39 @@ def test_two_agents_of_a_framework_feed_the_queues_of_both_policies(tmp_path, po
             assert set(row.versions[row.response_mask == 1]) == {FIRST.number} and 0 <= row.reward <= 1
             endings |= {call["finish_reason"] for call in row.metadata["calls"]}
     assert "tool_calls" in endings, "a tool was called"
+
+
+class ForcedToCall:
+    """The solver must call the tool, say a number as JSON, and may then say what it likes."""
+
+    digit = {"type": "integer", "enum": list(range(10))}
+    schema = {"type": "object", "properties": {"n": digit}, "required": ["n"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "calculate", "parameters": schema}}]
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+
+    async def run(self, task, agents):
+        plan = await agents["planner"].chat([{"role": "user", "content": task.question}])
+        ask = {"model": "m", "messages": [{"role": "user", "content": plan}], "max_tokens": 100}
+        create = agents["solver"].client.chat.completions.create
+        forced = (await create(**ask, tools=self.tools, tool_choice="required")).choices[0]
+        number = (await create(**ask, response_format=self.form)).choices[0]
+        await create(**ask)
+        [call] = forced.message.tool_calls
+        numbers = [json.loads(text)["n"] for text in (call.function.arguments, number.message.content)]
+        return float(call.function.name == "calculate" and all(n in range(10) for n in numbers))
+
+
+def test_answers_under_a_grammar_are_sampled_by_the_engine_and_counted_not_trained(tmp_path, policies, tasks):
+    async def run():
+        async with job(tmp_path, policies, tasks, ForcedToCall(), constrained="exclude") as (ingestor, driver):
+            await driver.run()
+            return await ingestor.stats(), await driver.stats()
+
+    stats, driver = asyncio.run(run())
+    assert driver["finished"] == TASKS * MEMBERS and driver["failed"] == 0, driver["last_error"]
+    assert stats[SOLVER]["dropped"] == {"constrained": 2 * TASKS * MEMBERS}
+    assert stats[SOLVER]["accepted"] == 3 * TASKS * MEMBERS and stats[SOLVER]["unaccounted"] == 0
+    assert driver["score_mean"] == 1.0, "every answer was what its schema says"
 
 
 def _turns(row: Trajectory) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -190,6 +190,23 @@ class PlainParser:
         return Parsed()
 
 
+class CallParser:
+    """The answer is one call as JSON, by the engine's grammar; one that was cut is content."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def feed(self, text: str) -> Parsed:
+        self._text += text
+        return Parsed()
+
+    def finish(self, ids: list[int]) -> Parsed:
+        try:
+            return Parsed(tool_calls=[_tool_call(json.loads(self._text))])
+        except _UNREADABLE:
+            return Parsed(content=self._text)
+
+
 class OutputParser:
     """Splits one answer: reasoning first, then content, then tool calls.
 
@@ -268,9 +285,12 @@ class OutputParser:
         return parsed
 
 
+Parser = PlainParser | CallParser | OutputParser
+
+
 class Reading(NamedTuple):
     """How the sampled ids of one call are read."""
 
     new_detokenizer: Callable[[], Detokenizer]
-    new_parser: Callable[[], PlainParser | OutputParser]
+    new_parser: Callable[[], Parser]
     stop_token_ids: tuple[int, ...]

@@ -21,6 +21,21 @@ Message = dict[
 ]  # role, content (str), tool_calls [{id, type, function: {name, arguments}}], tool_call_id, name
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer must match.
+
+    Attributes:
+        schema: JSON schema, as text.
+        param: the request field that asks for it.
+        is_call: the answer is a call: an object with ``name`` and ``arguments``.
+    """
+
+    schema: str
+    param: str
+    is_call: bool = False
+
+
 @dataclass(slots=True)
 class AgentRequest:
     """Lowered from OpenAI's or Anthropic's body by that protocol's adapter; everything here is checked.
@@ -47,3 +62,4 @@ class AgentRequest:
     model: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     prompts: list[str | list[int]] | None = None
+    constraint: Constraint | None = None

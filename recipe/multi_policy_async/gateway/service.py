@@ -23,12 +23,12 @@ from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, Mod
 from ..trajectory import Version
 from .call import Call, Exchange
 from .closing import Sink, WorkflowCloser
-from .errors import ContextLengthExceeded, NotFound
+from .errors import ContextLengthExceeded, NotFound, UnsupportedValue
 from .gate import ModelGate
 from .generation import ServedModel
 from .history import Prompt
 from .metrics import GatewayMetrics
-from .output_parsing import THINK, OutputParser, PlainParser, Reading
+from .output_parsing import THINK, CallParser, OutputParser, PlainParser, Reading
 from .prompting import build_completion_prompts, build_prompt, row_prompt_tokens
 from .request import AgentRequest
 from .sampling import SamplingDecision, decide_sampling
@@ -153,6 +153,7 @@ class GatewayService:
         """
         model_id = self.route(agent_id)
         self._check_model_name(request, model_id)
+        self._check_constraint(request)
         await session.wait_resumed()
         model = await self.served(model_id)
         if request.prompts is None:
@@ -167,6 +168,8 @@ class GatewayService:
             evaluation=session.purpose == "eval",
             refuse=self.spec.sampling == "refuse",
         )
+        if request.constraint is not None:
+            sampling.constrain(request.constraint.schema)
         for name in sampling.overridden:
             self.metrics.sampling_overridden(model_id, name)
         exchange = session.new_exchange(agent_id, model_id, request, digest)
@@ -220,6 +223,16 @@ class GatewayService:
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
 
+    def _check_constraint(self, request: AgentRequest) -> None:
+        constraint = request.constraint
+        if constraint is not None and self.spec.constrained == "refuse":
+            # Sampling from a masked distribution would make the log-probs wrong for training.
+            raise UnsupportedValue(
+                f"{constraint.param} asks for an answer sampled under a grammar, which is no sample of the policy "
+                "(gateway.constrained: refuse)",
+                param=constraint.param,
+            )
+
     def _check_model_name(self, request: AgentRequest, model_id: str) -> None:
         if self.spec.model_names == "strict" and request.model != model_id:
             raise NotFound("model", str(request.model), [model_id])
@@ -241,6 +254,8 @@ class GatewayService:
     async def _reading(self, model: ServedModel, request: AgentRequest, text: str) -> Reading:
         tokenizer, ends = model.tokenizer, model.tokenizer.end_of_turn_ids
         think = THINK if model.binding.split_reasoning else None
+        if request.constraint is not None:
+            return Reading(tokenizer.new_detokenizer, CallParser if request.constraint.is_call else PlainParser, ends)
         if request.prompts is not None or (request.tools is None and think is None):
             return Reading(tokenizer.new_detokenizer, PlainParser, ends)
         family = await model.tool_family() if request.tools is not None else None

@@ -36,13 +36,13 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
 MANY = settings(
     max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-PATIENCE = {"hold_timeout_s": 0.05, "finalize_grace_s": 0.1, "retry_grace_s": 0.05}
+LIMITS = {"hold_timeout_s": 0.05, "finalize_grace_s": 0.1, "retry_grace_s": 0.05, "constrained": "exclude"}
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
     folder = make_model_folder(tmp_path_factory.mktemp("model"))
-    with gateway_thread(folder, **PATIENCE) as thread:
+    with gateway_thread(folder, **LIMITS) as thread:
         yield thread
         thread.check_witness()
         rows = thread.finalize_witness()
