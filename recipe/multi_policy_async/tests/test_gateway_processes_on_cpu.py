@@ -16,15 +16,18 @@
 import asyncio
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import ray
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 
 from ..gateway.client import GatewayControlClient
 from ..gateway.spec import GatewaySpec
-from ..gateway_group import add_stats
+from ..gateway_group import GatewayGroup, add_stats
+from ..supervision import JobFailedError
 from ..workflows.failures import is_infrastructure
 from .fakes.child_process import Child
 from .fakes.fake_engine import FakeEngine
@@ -137,6 +140,27 @@ def test_every_workflow_stays_with_one_process_and_its_death_costs_no_other_proc
             assert rows[agent].prompt_ids.tolist() == texts.prompt(f"{record.workflow_id} {agent}")
             assert rows[agent].response_ids.tolist() == texts.ids(answer)
     assert faults == [True, True]  # an attempt of its own is what follows, not a failed member
+
+
+class FakeHandle:
+    """An actor that waits for ever, or whose process has died."""
+
+    def __init__(self, alive: bool) -> None:
+        self._alive = alive
+        self.wait_closed = SimpleNamespace(remote=self._wait)
+
+    async def _wait(self) -> None:
+        if not self._alive:
+            raise ray.exceptions.ActorDiedError()
+        await asyncio.Event().wait()
+
+
+def test_a_process_that_dies_is_named():  # invariant 8
+    async def run():
+        await GatewayGroup([FakeHandle(True), FakeHandle(False)], "key").wait_closed()
+
+    with pytest.raises(JobFailedError, match="^gateway 2 of 2: ActorDiedError"):
+        asyncio.run(run())
 
 
 def test_stats_of_several_processes_are_those_of_one():
