@@ -25,9 +25,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Mapping
 from typing import Any
 
-from .checkpoint_coordinator import CheckpointCoordinator
+from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
 from .gateway_binding_registry import ModelBinding
 from .launch import create_gateway, create_ingestor, create_runtime, create_workflow_driver
@@ -46,10 +47,12 @@ class MultiModelDisaggregateTrainer:
     Args:
         job: the resolved specification.
         metrics: console and run directory.
+        restore: the checkpoint that a policy starts from; of those not in it: the initial weights.
     """
 
-    def __init__(self, job: JobSpec, metrics: JobMetrics):
+    def __init__(self, job: JobSpec, metrics: JobMetrics, restore: Mapping[str, SavedCheckpoint | None]):
         self.job = job
+        self.restore = restore
         self.metrics = metrics
         self.trained = list(job.trained)
         self._drain = asyncio.Event()
@@ -61,7 +64,7 @@ class MultiModelDisaggregateTrainer:
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
-        self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir / "checkpoints")
+        self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir, keep=self.job.checkpoint.keep)
         self.gateway = create_gateway(self.job, self.ingestor)
         self.runtimes = {
             model_id: create_runtime(self.job, model_id, self.ingestor, self.gateway) for model_id in self.job.models
@@ -75,6 +78,7 @@ class MultiModelDisaggregateTrainer:
             raise JobFailedError(f"start-up: not ready within {seconds:g} s: {missing}") from None
 
     async def _start_serving(self) -> None:
+        await named(self.checkpoints.start(), "ingestor")
         url = await named(self.gateway.start.remote(), "gateway")
         key = await named(self.gateway.get_control_key.remote(), "gateway", ANSWER_S)
         self.workflow_driver = create_workflow_driver(self.job, self.ingestor, url, key)
@@ -85,15 +89,22 @@ class MultiModelDisaggregateTrainer:
     async def _open_model(self, model_id: str) -> None:
         policy, runtime = self.job.models[model_id], self.runtimes[model_id]
         agents = list(self.job.agent_model_mapping.values()).count(model_id)
+        saved = self.restore.get(model_id)
         register = self.ingestor.register_policy.remote(
-            model_id, policy.queue, trained=policy.train, groups_per_task=float(agents)
+            model_id,
+            policy.queue,
+            trained=policy.train,
+            restored=saved and (saved.incarnation, saved.step),
+            groups_per_task=float(agents),
         )
         incarnation = await named(register, f"{model_id}: ingestor")
-        binding: ModelBinding = await named(runtime.launch.remote(incarnation), f"{model_id}: launch")
+        await named(self.checkpoints.sweep(model_id), f"{model_id}: ingestor")
+        binding: ModelBinding = await named(runtime.launch.remote(incarnation, saved), f"{model_id}: launch")
         await named(self.gateway.bind.remote(binding), f"{model_id}: gateway")
         await named(runtime.publish.remote(), f"{model_id}: first weight sync")
         self._not_started.remove(model_id)
-        self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
+        at = f" at version {saved.step}" if saved else ""
+        self.metrics.note(f"{model_id} is open{at} ({len(binding.replica_urls)} replicas)")
 
     async def fit(self) -> dict[str, TrainingOutcome]:
         """Run until every trained model has ended; return how each did.
@@ -132,12 +143,15 @@ class MultiModelDisaggregateTrainer:
             self.runtimes[model_id],
             self.job.supervision,
             on_step=self._on_step,
-            on_saved=self.checkpoints.commit,
+            on_saved=self._on_saved,
         )
 
     async def _on_step(self, report: StepReport) -> None:
         counts = await named(self.ingestor.stats.remote(), "ingestor", ANSWER_S)
         self.metrics.step(report, counts[report.model_id])
+
+    async def _on_saved(self, saved: SavedCheckpoint) -> None:
+        await named(self.checkpoints.commit(saved), f"{saved.model_id}: checkpoint")
 
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
@@ -177,18 +191,17 @@ class MultiModelDisaggregateTrainer:
             self.metrics.pipeline(workflows, {m: queues[m] | models["models"][m] for m in self.job.models})
 
 
-def run(job: JobSpec) -> int:
-    """Run a job on the connected Ray cluster.
+def run(job: JobSpec, restore: Mapping[str, SavedCheckpoint | None]) -> int:
+    """Run a job on the connected Ray cluster, with policies that start from the checkpoints in ``restore``.
 
     Returns:
         The process's exit code: 0 only when every trained model reached what ``stop.by`` asks (invariant 8).
     """
     metrics = JobMetrics(job.run.dir, list(job.models))
-    return asyncio.run(_run(job, metrics))
+    return asyncio.run(_run(MultiModelDisaggregateTrainer(job, metrics, restore), metrics))
 
 
-async def _run(job: JobSpec, metrics: JobMetrics) -> int:
-    trainer = MultiModelDisaggregateTrainer(job, metrics)
+async def _run(trainer: MultiModelDisaggregateTrainer, metrics: JobMetrics) -> int:
     interrupts = _Interrupts(trainer, asyncio.current_task())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupts)
