@@ -102,6 +102,15 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def damage_of(saved: SavedCheckpoint, run_dir: Path) -> str | None:
+    """What is wrong with a checkpoint's files; ``None``: nothing."""
+    try:
+        found = folder_digest(run_dir / saved.path)
+    except OSError as error:
+        return f"cannot be read: {error}"
+    return None if found == saved.digest else "is damaged: its files differ from the digest"
+
+
 class CheckpointCoordinator:
     """Commits saves to the ledger, keeps the manifest beside them, and deletes what is not kept.
 
@@ -138,6 +147,10 @@ class CheckpointCoordinator:
         """The checkpoint at which a policy would start again; ``None``: its initial weights."""
         found = await self._of(model_id)
         return found[-1] if found else None
+
+    async def damage(self, saved: SavedCheckpoint) -> str | None:
+        """See ``damage_of``."""
+        return await asyncio.to_thread(damage_of, saved, self._run_dir)
 
     async def sweep(self, model_id: str) -> None:
         """Delete the policy's files that no row of the ledger names: half-written saves and those of a branch that was

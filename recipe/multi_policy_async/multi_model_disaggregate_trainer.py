@@ -26,15 +26,18 @@ import contextlib
 import logging
 import signal
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+import ray
 
 from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
-from .gateway_binding_registry import ModelBinding
-from .launch import create_gateway, create_ingestor, create_runtime, create_workflow_driver
+from .launch import clear_away, create_gateway, create_ingestor, create_runtime, create_workflow_driver
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
-from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, named
+from .policy_life import PolicyLife
+from .supervision import ANSWER_S, JobFailedError, first_failure, named
 
 logger = logging.getLogger(__name__)
 
@@ -59,23 +62,35 @@ class MultiModelDisaggregateTrainer:
         self.ingestor: Any = None
         self.workflow_driver: Any = None
         self.gateway: Any = None
-        self.runtimes: dict[str, Any] = {}
+        self.policies: dict[str, PolicyLife] = {}
 
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
         self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir, keep=self.job.checkpoint.keep)
         self.gateway = create_gateway(self.job, self.ingestor)
-        self.runtimes = {
-            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateway) for model_id in self.job.models
-        }
+        self.policies = {model_id: self._policy(model_id) for model_id in self.job.models}
         self._not_started = ["gateway and workflow driver", *self.job.models]
-        start = asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
+        start = asyncio.gather(self._start_serving(), *(self._open(model_id) for model_id in self.job.models))
         try:
             await asyncio.wait_for(start, self.job.supervision.startup_s)
         except TimeoutError:
             missing, seconds = ", ".join(self._not_started), self.job.supervision.startup_s
             raise JobFailedError(f"start-up: not ready within {seconds:g} s: {missing}") from None
+
+    def _policy(self, model_id: str) -> PolicyLife:
+        return PolicyLife(
+            self.job,
+            model_id,
+            ingestor=self.ingestor,
+            gateway=self.gateway,
+            checkpoints=self.checkpoints,
+            new_runtime=partial(create_runtime, self.job, model_id, self.ingestor, self.gateway),
+            kill=ray.kill,
+            clear_away=partial(clear_away, self.job.models[model_id]),
+            on_step=self._on_step,
+            note=self.metrics.note,
+        )
 
     async def _start_serving(self) -> None:
         await named(self.checkpoints.start(), "ingestor")
@@ -86,25 +101,9 @@ class MultiModelDisaggregateTrainer:
         self._not_started.remove("gateway and workflow driver")
         self.metrics.note(f"gateway listens on {url}")
 
-    async def _open_model(self, model_id: str) -> None:
-        policy, runtime = self.job.models[model_id], self.runtimes[model_id]
-        agents = list(self.job.agent_model_mapping.values()).count(model_id)
-        saved = self.restore.get(model_id)
-        register = self.ingestor.register_policy.remote(
-            model_id,
-            policy.queue,
-            trained=policy.train,
-            restored=saved and (saved.incarnation, saved.step),
-            groups_per_task=float(agents),
-        )
-        incarnation = await named(register, f"{model_id}: ingestor")
-        await named(self.checkpoints.sweep(model_id), f"{model_id}: ingestor")
-        binding: ModelBinding = await named(runtime.launch.remote(incarnation, saved), f"{model_id}: launch")
-        await named(self.gateway.bind.remote(binding), f"{model_id}: gateway")
-        await named(runtime.publish.remote(), f"{model_id}: first weight sync")
+    async def _open(self, model_id: str) -> None:
+        await self.policies[model_id].open(self.restore.get(model_id))
         self._not_started.remove(model_id)
-        at = f" at version {saved.step}" if saved else ""
-        self.metrics.note(f"{model_id} is open{at} ({len(binding.replica_urls)} replicas)")
 
     async def fit(self) -> dict[str, TrainingOutcome]:
         """Run until every trained model has ended; return how each did.
@@ -116,46 +115,32 @@ class MultiModelDisaggregateTrainer:
             async with asyncio.TaskGroup() as group:
                 return await self._supervise(group)
         except ExceptionGroup as failures:
-            raise _first(failures) from failures
+            raise first_failure(failures) from failures
 
     async def _supervise(self, group: asyncio.TaskGroup) -> dict[str, TrainingOutcome]:
-        supervisors = {model_id: self._supervisor(model_id) for model_id in self.runtimes}
         watches = [
             self._workflows(),
             self._pipeline_lines(),
-            *(supervisor.watch_serving() for supervisor in supervisors.values()),
+            *(policy.watch() for policy in self.policies.values()),
             named(self.ingestor.wait_closed.remote(), "ingestor"),
             named(self.gateway.wait_closed.remote(), "gateway"),
         ]
         background = [group.create_task(watch) for watch in watches]
-        training = [named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
-        reports = [supervisors[model_id].watch_trainer() for model_id in self.trained]
-        ends = [group.create_task(each) for each in (*training, *reports)]
-        outcomes = (await asyncio.gather(*ends))[: len(training)]
+        trained = [self.policies[model_id] for model_id in self.trained]
+        while not all(policy.ended.is_set() for policy in trained):  # a restart takes an end back
+            await asyncio.gather(*(policy.ended.wait() for policy in trained))
         await named(self.workflow_driver.stop.remote(), "workflow driver", ANSWER_S)
         for task in background:
             task.cancel()
-        return {outcome.model_id: outcome for outcome in outcomes}
-
-    def _supervisor(self, model_id: str) -> PolicySupervisor:
-        return PolicySupervisor(
-            model_id,
-            self.runtimes[model_id],
-            self.job.supervision,
-            on_step=self._on_step,
-            on_saved=self._on_saved,
-        )
+        return {policy.model_id: policy.outcome for policy in trained}
 
     async def _on_step(self, report: StepReport) -> None:
         counts = await named(self.ingestor.stats.remote(), "ingestor", ANSWER_S)
         self.metrics.step(report, counts[report.model_id])
 
-    async def _on_saved(self, saved: SavedCheckpoint) -> None:
-        await named(self.checkpoints.commit(saved), f"{saved.model_id}: checkpoint")
-
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
-        parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
+        parts = [policy.runtime.stop.remote() for policy in self.policies.values()]
         parts += [self.gateway.stop.remote()] if self.gateway is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
         with contextlib.suppress(TimeoutError):
@@ -228,12 +213,6 @@ async def _run(trainer: MultiModelDisaggregateTrainer, metrics: JobMetrics) -> i
     if interrupts.count:
         return EXIT_INTERRUPTED
     return 0 if outcomes and all(outcome.reached_target for outcome in outcomes.values()) else EXIT_FAILED
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
 
 
 class _Interrupts:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .checkpoint_coordinator import FOLDER, MANIFEST, SavedCheckpoint, folder_digest
+from .checkpoint_coordinator import FOLDER, MANIFEST, SavedCheckpoint, damage_of
 from .configuration.errors import ConfigError, Problem
 from .configuration.resume_checks import changed_settings
 from .configuration.schema import JobSpec
@@ -42,21 +42,11 @@ def plan_resume(job: JobSpec) -> Plan:
         ConfigError: names every reason why the run cannot be gone on with.
     """
     problems = list(changed_settings(job, data_digests(job), job.run.dir / CONFIG))
-    problems += resume_at_problems(job)
-    if not problems:  # else the ledger is another job's, as far as is known
-        plan, problems = _from_ledger(job)
-    if problems:
-        raise ConfigError(problems)
+    problems += _resume_at_problems(job)
+    plan, found = _from_ledger(job)
+    if problems or found:
+        raise ConfigError([*problems, *found])
     return plan
-
-
-def resume_at_problems(job: JobSpec) -> list[Problem]:
-    """``run.resume_at`` names trained models of this job."""
-    return [
-        Problem(f"run.resume_at.{model_id}", "names no trained model", allowed=", ".join(job.trained))
-        for model_id in job.run.resume_at
-        if model_id not in job.trained
-    ]
 
 
 def describe(plan: Plan) -> list[str]:
@@ -65,6 +55,15 @@ def describe(plan: Plan) -> list[str]:
         f"{model_id} goes on from "
         + ("its initial weights" if saved is None else f"version {saved.step} ({saved.path})")
         for model_id, saved in plan.items()
+    ]
+
+
+def _resume_at_problems(job: JobSpec) -> list[Problem]:
+    """``run.resume_at`` names trained models of this job."""
+    return [
+        Problem(f"run.resume_at.{model_id}", "names no trained model", allowed=", ".join(job.trained))
+        for model_id in job.run.resume_at
+        if model_id not in job.trained
     ]
 
 
@@ -124,14 +123,8 @@ def _choose(ledger: sqlite3.Connection, model_id: str, at: int | None) -> tuple[
 
 def _file_problems(run_dir: Path, saved: SavedCheckpoint) -> Iterator[Problem]:
     folder = (run_dir / saved.path).resolve()
-    key, fix = f"run.resume_at.{saved.model_id}", "restore the files, or name an older version here"
     if not folder.is_relative_to(run_dir.resolve()):
         yield Problem("run.dir", f"a checkpoint of {saved.model_id} lies in another run's folder", str(folder))
-        return
-    try:
-        if folder_digest(folder) != saved.digest:
-            yield Problem(
-                key, f"version {saved.step} is damaged: its files differ from the digest", str(folder), fix=fix
-            )
-    except OSError as error:
-        yield Problem(key, f"version {saved.step} cannot be read: {error}", str(folder), fix=fix)
+    elif damage := damage_of(saved, run_dir):
+        fix = "restore the files, or name an older version here"
+        yield Problem(f"run.resume_at.{saved.model_id}", f"version {saved.step} {damage}", str(folder), fix=fix)

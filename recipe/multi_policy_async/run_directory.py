@@ -46,10 +46,18 @@ def goes_on(job: JobSpec) -> bool:
         ConfigError: it holds one and must not, or must and does not.
     """
     holds_a_run = (job.run.dir / CONFIG / "job.yaml").exists()
+    problems = []
+    if job.run.resume is False and job.run.resume_at:
+        problems.append(
+            Problem("run.resume_at", "means nothing to a new run", job.run.resume_at, fix="run.resume=true")
+        )
     if holds_a_run and job.run.resume is False:
-        raise ConfigError([_holds_another_run(job)])
+        fix = "name a new folder, or run.resume=true to go on with it"
+        problems.append(Problem("run.dir", "holds another run", str(job.run.dir), fix=fix))
     if not holds_a_run and job.run.resume is True:
-        raise ConfigError([Problem("run.dir", "holds no run to go on with", str(job.run.dir), fix="run.resume=false")])
+        problems.append(Problem("run.dir", "holds no run to go on with", str(job.run.dir), fix="run.resume=false"))
+    if problems:
+        raise ConfigError(problems)
     return holds_a_run
 
 
@@ -109,8 +117,3 @@ def wait_for_lock(path: Path, timeout_s: float) -> FileLock:
     except Timeout:
         raise TimeoutError(f"{path} is held by another process for more than {timeout_s:g} s") from None
     return lock
-
-
-def _holds_another_run(job: JobSpec) -> Problem:
-    fix = "name a new folder, or run.resume=true to go on with it"
-    return Problem("run.dir", "holds another run", str(job.run.dir), fix=fix)

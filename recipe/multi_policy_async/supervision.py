@@ -54,6 +54,13 @@ async def named(result: Awaitable[Any], part: str, timeout_s: float | None = Non
         raise JobFailedError(f"{part}: {type(cause).__name__}: {cause}") from error
 
 
+def first_failure(group: BaseException) -> BaseException:
+    """The first error of a group of groups."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
 class PolicySupervisor:
     """One policy's watch.
 

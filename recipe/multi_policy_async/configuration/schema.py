@@ -87,13 +87,14 @@ class MetricsSpec(Spec):
 
 
 class SupervisionSpec(Spec):
-    """Deadlines per phase; a part that passes one is declared dead (invariant 8)."""
+    """Deadlines per phase; a part that passes one is declared dead (invariant 8). What then happens to a policy."""
 
     startup_s: Seconds
     step_s: Seconds
     sync_s: Seconds
     save_s: Seconds
     shutdown_s: Seconds
+    restarts: Annotated[int, Field(ge=0)]  # of each policy
 
 
 class CheckpointSpec(Spec):

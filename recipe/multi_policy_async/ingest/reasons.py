@@ -29,7 +29,7 @@ CONSTRAINED = "constrained"  # not given yet: the gateway refuses such requests
 NON_FINITE = "non_finite"
 ROLLED_BACK = "rolled_back"
 RETIRED = "retired"
-POLICY_DOWN = "policy_down"  # not given yet: a dead policy ends the job
+POLICY_DOWN = "policy_down"  # not given yet: rows of a dead policy wait
 POISON = "poison"  # not given yet by a job: its trainers give no batch back
 SHUTDOWN = "shutdown"
 

@@ -121,7 +121,6 @@ class TestRefused:
         write_run(jobs())
         found = problems(jobs(run={"resume_at": {PLANNER: 3, "nobody": 1}}))
         assert "names no trained model" in found["run.resume_at.nobody"]
-        found = problems(jobs(run={"resume_at": {PLANNER: 3}}))
         assert "no checkpoint of the ledger" in found[f"run.resume_at.{PLANNER}"]
         assert "allowed: 2, 4" in found[f"run.resume_at.{PLANNER}"]
 
@@ -135,7 +134,8 @@ class TestRefused:
         (newest,) = (tmp_path / "run" / "checkpoints" / PLANNER).rglob("global_step_4/weights")
         newest.write_text("another")
         shutil.rmtree(tmp_path / "run" / "checkpoints" / SOLVER)
-        found = problems(jobs())
+        found = problems(jobs(run={"seed": 7}))
+        assert "data.seed" in found
         assert "version 4 is damaged" in found[f"run.resume_at.{PLANNER}"]
         assert "version 3 cannot be read" in found[f"run.resume_at.{SOLVER}"]
         assert chosen(plan_resume(jobs(run={"resume_at": {PLANNER: 2, SOLVER: 0}}))), "the way out that they name"

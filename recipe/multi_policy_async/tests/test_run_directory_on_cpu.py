@@ -64,6 +64,12 @@ def test_there_must_be_a_run_to_go_on_with(job):
         goes_on(job(resume=True))
 
 
+def test_a_new_run_has_no_version_to_go_on_from(job):
+    with pytest.raises(ConfigError, match="resume_at(.|\n)*run.resume=true"):
+        goes_on(job(resume_at={"planner_model": 4}))
+    assert goes_on(job(resume="auto", resume_at={"planner_model": 4})) is False
+
+
 def test_two_jobs_cannot_work_in_one_directory(job):
     with claim(job()), pytest.raises(ConfigError, match="in use by a running job"), claim(job(resume="auto")):
         pass
