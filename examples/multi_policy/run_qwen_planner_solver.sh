@@ -17,11 +17,13 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 DEVICE=${DEVICE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
 if [ "$DEVICE" = gpu ]; then MODEL_KIND=${MODEL_KIND:-qwen}; else MODEL_KIND=${MODEL_KIND:-tiny}; fi # tiny | smollm2 | qwen
 
+VERIFIER=${VERIFIER:-0} # 1, with tiny models: a third policy, asked about every fifth task
+
 ASSETS_DIR=${ASSETS_DIR:-$ROOT/.cache/assets} # models and tasks, kept between runs
 RUN_DIR=${RUN_DIR:-$ROOT/outputs/planner_solver_$MODEL_KIND-$(date +%Y%m%d-%H%M%S)}
 SEED=${SEED:-0} # of models and tasks
 
-# Left empty, the composition decides (recipe/multi_policy_async/config/planner_solver_$MODEL_KIND.yaml).
+# Left empty, the composition decides (recipe/multi_policy_async/config/).
 UPDATES=${UPDATES:-}                           # weight versions of each policy
 PLANNER_MODEL=${PLANNER_MODEL:-}               # a folder, or a hub id on a machine with GPUs
 SOLVER_MODEL=${SOLVER_MODEL:-}                 #
@@ -52,9 +54,17 @@ prepare_tasks() { # settings of the dataset, then arguments of prepare_tasks
 TINY_SETTINGS='from recipe.multi_policy_async.assets.prepare_models import TINY
 print(*(f"{name}={str(value).lower()}" for name, value in TINY.tasks.items()))'
 
+config=planner_solver_$MODEL_KIND
+roles=(planner solver)
+if [ "$VERIFIER" = 1 ]; then
+  [ "$MODEL_KIND" = tiny ] || { echo "VERIFIER=1: for MODEL_KIND=tiny only" >&2 && exit 2; }
+  config=three_policies_tiny
+  roles+=(verifier)
+fi
+
 case $MODEL_KIND in
   tiny)
-    prepare models --kind tiny --out "$ASSETS_DIR/tiny" --seed "$SEED"
+    prepare models --kind tiny --out "$ASSETS_DIR/tiny" --seed "$SEED" --roles "${roles[@]}"
     prepare_tasks "$("$PYTHON" -c "$TINY_SETTINGS")" --out "$ASSETS_DIR/tiny_tasks"
     ;;
   smollm2)
@@ -88,7 +98,7 @@ if [ "$DEVICE" = gpu ] && ! "$PYTHON" -c 'import flash_attn' 2>/dev/null; then
 fi
 
 "$PYTHON" -m recipe.multi_policy_async.main_multi_policy \
-  --config-name "planner_solver_$MODEL_KIND" "${overrides[@]}" "$@"
+  --config-name "$config" "${overrides[@]}" "$@"
 
 # ---------------------------------------------------------------- verdict
 "$PYTHON" -m recipe.multi_policy_async.run_summary "$RUN_DIR"

@@ -19,9 +19,6 @@ trainer ranks and replicas go where Ray finds room.
 """
 
 import asyncio
-import contextlib
-import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +26,15 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .component import enter_component
-from .configuration.policy import RANKS_PER_MODEL
-from .configuration.schema import JobSpec, PolicySpec
+from .configuration.schema import JobSpec
 from .gateway.client import GatewayControlClient
 from .ledger import LEDGER_FILE
 from .model_async_runtime import ModelAsyncRuntime
 from .multi_model_gateway_router import IngestorSink, MultiModelGatewayRouter
 from .run_directory import wait_for_lock
-from .supervision import JobFailedError
 from .trajectory_ingestor import TrajectoryIngestor
 from .workflow_driver import WorkflowDriver
 
-RANKED_NAME = re.compile(r"(?:rollout_standalone|rollout_pool|sglang_server|vllm_server)_(\d+)")
-"""Names by rank alone (verl/workers/rollout/replica.py, */async_server.py)."""
-
-GONE_S = 60.0  # a killed process, its memory and its names
 RUNTIME_THREADS = 4  # fit, next_reports, check_serving, stop
 SERVER_CALLS = 1000
 FORMER_INGESTOR_S = 60.0  # that of a killed job may live for seconds
@@ -75,16 +66,19 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
         enter_component("workflow-driver", job.run.dir)
         from .workflows.dataset import load_tasks
         from .workflows.loader import load_workflow_class
+        from .workflows.scoring import load_reward_function
 
         workflow = load_workflow_class(job.workflow.name, job.workflow.path)(**job.workflow.kwargs)
         data = job.data.model_dump() | {"seed": job.run.seed if job.data.seed is None else job.data.seed}
+        function = job.reward.custom_reward_function
+        scorer = function.path and load_reward_function(function.path, function.name, function.reward_kwargs)
         super().__init__(
             job.workflow,
             workflow,
-            load_tasks(data),
+            load_tasks(data, scorer=scorer),
             GatewayControlClient(gateway_url, control_key),
             ingestor,
-            eval_tasks=load_tasks(data, "val") if job.data.val_files else None,
+            eval_tasks=load_tasks(data, "val", scorer) if job.data.val_files else None,
             run_dir=Path(job.run.dir),
             shuffle=job.data.shuffle,
             seed=data["seed"],
@@ -111,41 +105,6 @@ def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateway: Any) -> 
     policy, poll_s = job.models[model_id], job.ingest.poll_s
     parts = (policy, job.gateway, job.checkpoint, ingestor, [gateway], job.run.dir, poll_s)
     return _create(ModelAsyncRuntime, RUNTIME_THREADS, *parts)
-
-
-async def clear_away(policy: PolicySpec) -> None:
-    """Free what a killed runtime of this model held: ranks and replicas die with it, its placement groups do not.
-
-    Raises:
-        JobFailedError: something of it does not go.
-    """
-    deadline = time.monotonic() + GONE_S
-    while True:
-        groups = _placement_groups(policy)
-        for group in groups.values():
-            ray.util.remove_placement_group(group)
-        left = [*groups, *(name for name in ray.util.list_named_actors() if _belongs_to(policy, name))]
-        if not left:
-            return
-        if time.monotonic() > deadline:
-            raise JobFailedError(f"{policy.model_id}: restart: still there after {GONE_S:g} s: {', '.join(left)}")
-        await asyncio.sleep(0.2)
-
-
-def _placement_groups(policy: PolicySpec) -> dict[str, Any]:
-    found = {}
-    for each in ray.util.placement_group_table().values():  # of all jobs on the cluster
-        if each["state"] != "REMOVED" and _belongs_to(policy, each["name"]):
-            with contextlib.suppress(ValueError):  # it is gone, or another job's: names are looked up in this one's
-                found[each["name"]] = ray.util.get_placement_group(each["name"])
-    return found
-
-
-def _belongs_to(policy: PolicySpec, name: str) -> bool:
-    """Whether verl or a replica of ours gave ``name`` to an actor of this model: by its namespace, or by rank."""
-    ranked = RANKED_NAME.match(name)
-    first = policy.replica_rank_offset
-    return policy.namespace in name or (ranked is not None and first <= int(ranked[1]) < first + RANKS_PER_MODEL)
 
 
 def create_workflow_driver(job: JobSpec, ingestor: Any, gateway_url: str, control_key: str) -> Any:

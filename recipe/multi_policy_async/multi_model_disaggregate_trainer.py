@@ -33,7 +33,8 @@ import ray
 
 from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
-from .launch import clear_away, create_gateway, create_ingestor, create_runtime, create_workflow_driver
+from .launch import create_gateway, create_ingestor, create_runtime, create_workflow_driver
+from .leftovers import clear_away
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
 from .policy_life import PolicyLife

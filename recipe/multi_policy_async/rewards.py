@@ -11,20 +11,132 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Resolves what a workflow reports as reward onto its trajectories."""
+"""The forms in which a workflow's rewards may be given, and their way onto its trajectories.
+
+0.5                               every trajectory
+[0.1, 0.9]                        one per trajectory, in the order in which they began
+{"planner": 0.2, "solver": 1.0}   by agent; also by trajectory id or request id, which win over the agent
+{"planner": [0.1, 0.9]}           by agent and turn: one per turn that left a row, in order
+{"planner": {0: 0.1, 1: 0.9}}     the same by turn number (the last part of a request id; in JSON a text)
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from .trajectory import Trajectory
 
-Rewards = float | Mapping[str, float] | None
+TurnRewards = Sequence[float] | Mapping[int, float]
+Rewards = float | Sequence[float] | Mapping[str, float | TurnRewards]
+
+Place = tuple[str | int, ...]
+"""Where a number stands in rewards: ``()``, ``(index,)``, ``(name,)`` or ``(name, turn or index)``."""
+
+
+def map_rewards(rewards: Any, change: Callable[[Place, Any], Any]) -> Any:
+    """The same rewards with ``change(place, value)`` for each value, in lists and dicts; turns become integers.
+
+    Raises:
+        ValueError: a name is no text, or a turn no number.
+    """
+    if not isinstance(rewards, Mapping):
+        return _map_turns((), rewards, change)
+    for name in rewards:
+        if not isinstance(name, str):
+            raise ValueError(f"agents and trajectories are named by texts, not {name!r}")
+    return {name: _map_turns((name,), value, change) for name, value in rewards.items()}
+
+
+def _map_turns(place: Place, value: Any, change: Callable[[Place, Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        turns = [(_turn(place, turn), reward) for turn, reward in value.items()]
+        return {turn: change((*place, turn), reward) for turn, reward in turns}
+    if is_list(value):
+        return [change((*place, index), reward) for index, reward in enumerate(value)]
+    return change(place, value)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value stands for several numbers in order; arrays of one dimension do."""
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 1
+
+
+def _turn(place: Place, turn: Any) -> int:
+    if isinstance(turn, int) and not isinstance(turn, bool) and turn >= 0:
+        return turn
+    if isinstance(turn, str) and turn.isascii() and turn.isdigit():
+        return int(turn)
+    raise ValueError(f"{describe(place)}: {turn!r} is no turn number")
+
+
+def describe(place: Place) -> str:
+    """A place as it would be written: ``planner[1]``."""
+    name = place[0] if place and isinstance(place[0], str) else "reward"
+    return name + "".join(f"[{part}]" for part in place if not isinstance(part, str))
+
+
+def plain(rewards: Any) -> Any:
+    """The same rewards in dicts, lists and numbers, as JSON takes them."""
+    return map_rewards(rewards, lambda _, value: value)
+
+
+def mean_reward(rewards: Rewards) -> float | None:
+    """The mean over agents of the mean over turns; ``None`` where there is no number."""
+    if isinstance(rewards, Mapping):
+        means = [mean_reward(value) for value in rewards.values()]
+        rewards = [mean for mean in means if mean is not None]
+    if is_list(rewards):
+        return sum(rewards) / len(rewards) if len(rewards) else None
+    return float(rewards)
+
+
+def by_turn(rewards: Any) -> frozenset[str]:
+    """Agents whose rewards differ by turn. Their rows must hold one turn each: GRPO knows one reward per row."""
+    if not isinstance(rewards, Mapping):
+        return frozenset()
+    return frozenset(name for name, value in rewards.items() if is_list(value) or isinstance(value, Mapping))
+
+
+def check_rewards(workflow_id: str, rewards: Any, agents: Collection[str]) -> Any:
+    """Check what can be checked before the workflow has ended.
+
+    Args:
+        workflow_id: named in faults.
+        rewards: in any form.
+        agents: the agents of the job; ids of trajectories and requests hold a ``/`` or ``:`` and are checked later.
+
+    Returns:
+        The rewards in dicts, lists and floats.
+
+    Raises:
+        ValueError: naming the workflow, for a value that is no finite number, or an unknown agent.
+    """
+    if isinstance(rewards, Mapping):
+        unknown = sorted(str(name) for name in rewards if name not in agents and not _is_row_id(name))
+        if unknown:
+            raise ValueError(
+                f"workflow {workflow_id}: rewards name unknown agents {unknown}; known are {sorted(agents)}"
+            )
+    try:
+        return map_rewards(rewards, _finite)
+    except ValueError as fault:
+        raise ValueError(f"workflow {workflow_id}: {fault}") from None
+
+
+def _is_row_id(name: Any) -> bool:
+    return isinstance(name, str) and ("/" in name or ":" in name)
+
+
+def agent_of(name: str) -> str:
+    """The agent that a name in rewards belongs to: itself, or the middle of a trajectory id or request id."""
+    parts = name.split("/") if "/" in name else name.split(":")
+    return parts[1] if len(parts) > 1 else name
 
 
 def resolve_rewards(
     workflow_id: str,
-    rewards: Rewards,
+    rewards: Rewards | None,
     trajectories: Sequence[Trajectory],
     *,
     agents: Collection[str],
@@ -33,11 +145,11 @@ def resolve_rewards(
 ) -> tuple[Trajectory, ...]:
     """Give every trajectory its reward.
 
-    A number goes to all trajectories; a mapping holds trajectory ids, request ids (of a trajectory's first call) or
-    agent ids, the more special name winning. A known agent without trajectories may be named: it was not called.
-
     Args:
-        agents: the agents of the job; other names in a mapping are faults.
+        workflow_id: named in faults.
+        rewards: in any form. A known agent without trajectories may be named by a number: it was not called.
+        trajectories: rows in the order in which they began; of agents in ``by_turn(rewards)`` with one turn each.
+        agents: the agents of the job; other names are faults.
         trained_models: models whose rows enter training, and therefore need a reward.
         required: False for failed workflows, whose rows may stay without a reward.
 
@@ -45,39 +157,63 @@ def resolve_rewards(
         The trajectories in their order, with ``reward`` set.
 
     Raises:
-        ValueError: naming the workflow, for a reward that is missing, not a finite number, or addressed to an
-            unknown agent or trajectory.
+        ValueError: naming the workflow, for a reward that is missing, not a finite number, or addressed to an unknown
+            agent, trajectory or turn.
     """
-    by_name: Mapping[str, float] = {}
-    everywhere: float | None = None
-    if isinstance(rewards, Mapping):
-        known = set(agents) | {t.trajectory_id for t in trajectories} | {t.request_id for t in trajectories}
-        unknown = sorted(str(name) for name in rewards if name not in known)
-        if unknown:
-            raise ValueError(
-                f"workflow {workflow_id}: rewards name unknown agents or trajectories {unknown}; known agents are "
-                f"{sorted(agents)}, trajectories {[t.trajectory_id for t in trajectories]}"
-            )
-        by_name = {name: _finite(workflow_id, name, value) for name, value in rewards.items()}
-    elif rewards is not None:
-        everywhere = _finite(workflow_id, "reward", rewards)
-
+    where = f"workflow {workflow_id}"
+    if rewards is not None:
+        rewards = check_rewards(workflow_id, rewards, agents)
+    if isinstance(rewards, list) and len(rewards) != len(trajectories):
+        ids = [t.trajectory_id for t in trajectories]
+        raise ValueError(f"{where}: {len(rewards)} rewards for the {len(ids)} trajectories {ids}")
+    if isinstance(rewards, dict):
+        _check_names(where, rewards, trajectories, agents)
     resolved = []
-    for trajectory in trajectories:
-        names = (trajectory.trajectory_id, trajectory.request_id, trajectory.agent_id)
-        reward = next((by_name[name] for name in names if name in by_name), everywhere)
+    for index, trajectory in enumerate(trajectories):
+        reward = rewards[index] if isinstance(rewards, list) else rewards
+        if isinstance(rewards, dict):
+            names = (trajectory.trajectory_id, trajectory.request_id, trajectory.agent_id)
+            reward = next((rewards[name] for name in names if name in rewards), None)
+            if isinstance(reward, list):
+                reward = reward[_turns(trajectories, trajectory.agent_id).index(trajectory.turn)]
+            elif isinstance(reward, dict):
+                reward = reward.get(trajectory.turn)
         if reward is None and required and trajectory.model_id in trained_models:
             raise ValueError(
-                f"workflow {workflow_id}: trajectory {trajectory.trajectory_id} of trained model "
+                f"{where}: trajectory {trajectory.trajectory_id} (turn {trajectory.turn}) of trained model "
                 f"{trajectory.model_id} has no reward"
             )
         resolved.append(replace(trajectory, reward=reward))
     return tuple(resolved)
 
 
-def _finite(workflow_id: str, name: str, value: object) -> float:
+def _check_names(
+    where: str, rewards: dict[str, Any], trajectories: Sequence[Trajectory], agents: Collection[str]
+) -> None:
+    rows = {name for t in trajectories for name in (t.trajectory_id, t.request_id)}
+    unknown = sorted(name for name in rewards if name not in agents and name not in rows)
+    if unknown:
+        raise ValueError(
+            f"{where}: rewards name unknown trajectories {unknown}; known agents are {sorted(agents)}, trajectories "
+            f"{[t.trajectory_id for t in trajectories]}"
+        )
+    for name in by_turn(rewards):
+        if name not in agents:
+            raise ValueError(f"{where}: {name} is one trajectory and takes one number, not {rewards[name]}")
+        turns, given = _turns(trajectories, name), rewards[name]
+        if isinstance(given, list) and len(given) != len(turns):
+            raise ValueError(f"{where}: {len(given)} rewards for the {len(turns)} turns of {name}: {turns}")
+        if isinstance(given, dict) and (extra := sorted(set(given) - set(turns))):
+            raise ValueError(f"{where}: {name} left no trajectory in turns {extra}; it did in {turns}")
+
+
+def _turns(trajectories: Sequence[Trajectory], agent_id: str) -> list[int]:
+    return sorted({t.turn for t in trajectories if t.agent_id == agent_id})
+
+
+def _finite(place: Place, value: object) -> float:
     if isinstance(value, bool):
         return float(value)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"workflow {workflow_id}: {name} is {value!r}, not a finite number")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{describe(place)} is {value!r}, not a finite number")
     return float(value)

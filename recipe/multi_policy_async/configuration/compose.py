@@ -50,6 +50,7 @@ _SECTIONS = {
     "ingest": IngestSpec,
     "queue": QueueSpec,
     "data": schema.DataSpec,
+    "reward": schema.RewardSpec,
     "stop": schema.StopSpec,
     "checkpoint": schema.CheckpointSpec,
     "metrics": schema.MetricsSpec,
@@ -157,6 +158,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += validate.stop_problems(specs["stop"])
     if specs["data"] is not None:
         problems += _file_problems(specs["data"])
+    if specs["reward"] is not None:
+        problems += validate.reward_problems(specs["reward"].custom_reward_function)
     if specs["workflow"] is not None:
         problems += validate.workflow_problems(specs["workflow"], mapping)
     broken = [name for name in specs if specs[name] is None]
@@ -236,6 +239,8 @@ def _policies(
             builder.problems += validate.upstream_problems(builder, context.job["gateway"]["upstream"])
             queue, found = validate.spec_or_problems(QueueSpec, queue_settings(builder), builder.key("async_training"))
             builder.problems += found or training_checks.queue_problems(builder, queue, group_size)
+            if queue is not None:
+                builder.problems += training_checks.group_problems(builder, queue, context.job["gateway"]["rows"])
         problems += builder.problems
         trained.append(builder.ours.get("train") is not False)
         if not builder.problems:

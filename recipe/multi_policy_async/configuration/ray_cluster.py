@@ -25,6 +25,7 @@ import ray
 
 from .resources import Node, local_ray_resources
 from .schema import JobSpec
+from .training_checks import CPU_PLUGIN, user_modules
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,6 @@ LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the address that other hosts s
 
 END_GRACE_S = 10.0
 """Workers end by themselves once their node is gone."""
-
-CPU_PLUGIN = f"{__package__.rpartition('.')[0]}.backends.cpu.plugin"
 
 
 def environment(job: JobSpec) -> dict[str, str]:
@@ -44,11 +43,13 @@ def environment(job: JobSpec) -> dict[str, str]:
         # Ranks share the cores; more threads than cores only make them wait for each other.
         variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
     variables = {name: os.environ.get(name, value) for name, value in variables.items()}
+    modules = user_modules()
     if job.device == "cpu":
         variables["VERL_PLATFORM"] = "cpu"
         # Where the package is installed its entry point does the same; a folder in a verl checkout has none.
-        modules = [module for module in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if module]
-        variables["VERL_USE_EXTERNAL_MODULES"] = ",".join(dict.fromkeys([*modules, CPU_PLUGIN]))
+        modules.append(CPU_PLUGIN)
+    if modules:
+        variables["VERL_USE_EXTERNAL_MODULES"] = ",".join(dict.fromkeys(modules))
     return variables
 
 

@@ -79,6 +79,20 @@ class DataSpec(Spec):
     custom_cls: CustomClassSpec
 
 
+class RewardFunctionSpec(Spec):
+    """A user's reward function, with verl's keys (``verl/trainer/config/reward/reward.yaml``)."""
+
+    path: str | None  # a .py file or pkg://module; null: the verifier of the task's data_source
+    name: str
+    reward_kwargs: dict[str, Any]
+
+
+class RewardSpec(Spec):
+    """The part of verl's ``reward`` section that the workflow driver reads."""
+
+    custom_reward_function: RewardFunctionSpec
+
+
 class MetricsSpec(Spec):
     """What a person and the tracking backends see."""
 
@@ -148,6 +162,7 @@ class JobSpec(Spec):
     workflow: WorkflowSpec
     ingest: IngestSpec
     data: DataSpec
+    reward: RewardSpec
     stop: StopSpec
     checkpoint: CheckpointSpec
     metrics: MetricsSpec

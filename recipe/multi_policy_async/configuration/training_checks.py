@@ -13,6 +13,7 @@
 # limitations under the License.
 """Settings of a trained policy that would spoil its updates, or let its job wait forever, without an error anywhere."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,11 +22,19 @@ from .errors import Problem
 from .overlay import get
 from .policy import PolicyBuilder
 
+CPU_PLUGIN = f"{__package__.rpartition('.')[0]}.backends.cpu.plugin"
+
 GROUP_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo")
 """Estimators that compare the members of a group (verl/trainer/ppo/core_algos.py); a padding row is one of its own."""
 
 ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 """Estimators whose advantages of real rows padding does not change; the last three whiten by the response mask."""
+
+AVERAGE_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_plus_baseline")
+"""Estimators that hand a group of one its reward as advantage, so that a baseline can be taken off beforehand."""
+
+COMPARING_ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus_baseline")
+"""Estimators to which a group of equal rewards says nothing; of a user's own, the user knows."""
 
 _NO_SQUARES = "the sums of squared probabilities are not there where the rollout's log-probs are used"
 
@@ -57,17 +66,71 @@ def groups_per_version(tree: dict[str, Any]) -> int:
 
 
 def estimator_problems(policy: PolicyBuilder, group_size: int) -> Iterable[Problem]:
-    """The advantage estimator is one of ``ESTIMATORS``, and has groups to compare where it needs them."""
+    """The advantage estimator is one of ``ESTIMATORS``, and has groups to compare where it needs them.
+
+    One that verl does not ship may come from the user's own modules; the trainer tries it (runtime/estimator_check.py).
+    """
     if not policy.ours["train"]:
         return
     estimator = policy.get("algorithm.adv_estimator")
     key = policy.key("algorithm.adv_estimator")
-    if estimator not in ESTIMATORS:
-        why = REFUSED_ESTIMATORS.get(estimator, "it is not known that padding leaves its advantages alone")
-        yield Problem(key, f"is not supported: {why}", estimator, allowed=", ".join(ESTIMATORS))
-    if estimator in GROUP_ESTIMATORS and group_size < 2:
+    if estimator in REFUSED_ESTIMATORS:
+        what = f"is not supported: {REFUSED_ESTIMATORS[estimator]}"
+        yield Problem(key, what, estimator, allowed=", ".join(ESTIMATORS))
+    elif estimator not in ESTIMATORS and not user_modules():
+        fix = "name the module that registers yours in the environment variable VERL_USE_EXTERNAL_MODULES"
+        yield Problem(key, "is none of verl's", estimator, allowed=", ".join(ESTIMATORS), fix=fix)
+    if estimator == "grpo_vectorized" and not policy.get("algorithm.norm_adv_by_std_in_grpo"):
+        key = policy.key("algorithm.norm_adv_by_std_in_grpo")
+        yield Problem(key, "is not passed to grpo_vectorized, which always divides", False, fix="adv_estimator: grpo")
+    if estimator in GROUP_ESTIMATORS and group_size < 2 and policy.get("async_training.on_small_group") != "ema":
         what = f"{estimator} of {policy.model_id} compares the members of a group"
-        yield Problem("workflow.n", what, group_size, fix=">= 2")
+        yield Problem("workflow.n", what, group_size, fix=">= 2, or async_training.on_small_group=ema")
+
+
+def user_modules() -> list[str]:
+    """Modules that every process of the job imports with verl, by the user's environment."""
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
+    return [module for module in modules if module and module != CPU_PLUGIN]
+
+
+def loss_problems(policy: PolicyBuilder) -> Iterable[Problem]:
+    """The loss is the same for any amount of padding."""
+    if not policy.ours["train"]:
+        return
+    actor = policy.get("actor_rollout_ref.actor")
+    at = policy.key("actor_rollout_ref.actor")
+    if actor["loss_agg_mode"] == "seq-mean-token-sum-norm" and not actor["loss_scale_factor"]:
+        # core_algos.py:agg_loss divides by the width of the micro batch, here that of its longest response
+        what = "is needed by loss_agg_mode=seq-mean-token-sum-norm: without it the loss depends on padding"
+        fix = f"data.max_response_length, {policy.get('data.max_response_length')}"
+        yield Problem(f"{at}.loss_scale_factor", what, actor["loss_scale_factor"], fix=fix)
+    if actor["policy_loss"]["loss_mode"] == "geo_mean":
+        what = "is not supported: it averages over all rows of a micro batch, padding among them"
+        yield Problem(f"{at}.policy_loss.loss_mode", what, "geo_mean")
+
+
+def group_problems(policy: PolicyBuilder, queue: QueueSpec, rows: str) -> Iterable[Problem]:
+    """Groups fit the estimator that sees them, and the rows that are in them.
+
+    Args:
+        policy: the model.
+        queue: its queue.
+        rows: ``gateway.rows``.
+    """
+    if not policy.ours["train"]:
+        return
+    estimator = policy.get("algorithm.adv_estimator")
+    at = policy.key("async_training")
+    if queue.on_small_group == "ema" and estimator not in AVERAGE_ESTIMATORS:
+        what = f"needs an estimator that takes a lone row's reward as its advantage, which {estimator} does not"
+        yield Problem(f"{at}.on_small_group", what, "ema", allowed=f"with {', '.join(AVERAGE_ESTIMATORS)}")
+    if queue.filter_equal_rewards and estimator in ESTIMATORS and estimator not in COMPARING_ESTIMATORS:
+        what = f"would take from {estimator}, which does not compare groups, rows that it can learn from"
+        yield Problem(f"{at}.filter_equal_rewards", what, True, allowed=f"with {', '.join(COMPARING_ESTIMATORS)}")
+    if queue.group_by == "task_agent_turn" and rows == "merged":
+        what = "needs one row per turn, but gateway.rows=merged puts several into one"
+        yield Problem(f"{at}.group_by", what, queue.group_by, fix="gateway.rows=per_call")
 
 
 def shuffle_problems(policy: PolicyBuilder) -> Iterable[Problem]:
@@ -114,10 +177,10 @@ def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> 
             queue.max_queue_groups,
             fix=f">= {at_least}" + ("" if queue.min_batch_groups else ", or set min_batch_groups"),
         )
-    if queue.min_group_size > group_size:
+    if queue.min_group_size > group_size and queue.on_small_group == "drop":
         yield Problem(
             policy.key("async_training.min_group_size"),
             f"workflow.n={group_size} attempts whose agent makes one call give no group that large",
             queue.min_group_size,
-            fix=f"<= {group_size}, or raise workflow.n",
+            fix=f"<= {group_size}, or raise workflow.n, or on_small_group=ema",
         )

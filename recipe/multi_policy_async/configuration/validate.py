@@ -24,11 +24,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..workflows.loader import load_workflow_class
+from ..workflows.scoring import load_reward_function
 from ..workflows.spec import WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
-from .schema import AGENT_ID, MODEL_ID
-from .training_checks import estimator_problems, shuffle_problems
+from .schema import AGENT_ID, MODEL_ID, RewardFunctionSpec
+from .training_checks import estimator_problems, loss_problems, shuffle_problems
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -148,6 +149,17 @@ def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
     ]
 
 
+def reward_problems(function: RewardFunctionSpec) -> list[Problem]:
+    """The reward function can be loaded."""
+    if function.path is None:
+        return []
+    try:
+        load_reward_function(function.path, function.name, function.reward_kwargs)
+    except (ValueError, ImportError) as error:
+        return [Problem("reward.custom_reward_function", f"cannot be loaded: {error}", function.path)]
+    return []
+
+
 def stop_problems(stop: Any) -> list[Problem]:
     """The limit that ``stop.by`` names is set; the other two do not count."""
     key = {"updates": "updates", "tasks": "tasks", "time": "seconds"}[stop.by]
@@ -238,7 +250,9 @@ _REFUSED = {
     "async_training.use_trainer_do_validate": "evaluation plays whole workflows, not scheduled during training yet",
     "async_training.use_dynamic_resource_scheduling": "trainer GPUs are never lent to rollout",
     "algorithm.use_pf_ppo": "it draws rows anew, padding among them",
+    "algorithm.filter_groups.enable": "groups are filtered where they close: set async_training.filter_equal_rewards",
     "reward.reward_model.enable": "rewards come from the workflow",
+    "reward.custom_reward_function.path": "the whole team is judged: set the job's own reward.custom_reward_function",
     "distillation.enabled": "there is no teacher in this recipe",
     "transfer_queue.enable": "the ingestor's queues carry the data",
     "actor_rollout_ref.rollout.disaggregation.enabled": "one router per model balances whole replicas",
@@ -274,6 +288,7 @@ def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) 
             policy.key("actor_rollout_ref.actor.ppo_mini_batch_size"), "must be >= 1", actor["ppo_mini_batch_size"]
         )
     yield from estimator_problems(policy, group_size)
+    yield from loss_problems(policy)
     yield from shuffle_problems(policy)
 
 

@@ -237,6 +237,20 @@ class ModelsEndpoint(AgentEndpoint):
         await send_json(send, 200, {"object": "list", "data": [model]})
 
 
+class RewardsEndpoint(AgentEndpoint):
+    """POST .../v1/rewards: an agent, or whoever judges it, reports rewards without the control key."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session, agent_id = self.identify(scope)
+        self.service.route(agent_id)
+        body = parse_object(await read_body(scope, receive, self.service.spec.max_body_bytes))
+        if len(body) != 1 or not body.keys() <= {"reward", "rewards"}:
+            raise BadRequest('the body must be {"reward": <this agent\'s>} or {"rewards": <in any form>}')
+        rewards = {agent_id: body["reward"]} if "reward" in body else body["rewards"]
+        session.report_rewards(rewards, self.service.routes.agents)
+        await send_json(send, 200, session.status())
+
+
 def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) -> list[Route]:
     """Both ways to name the agent: the minted URL, and headers with the control key."""
     endpoints = [
@@ -245,6 +259,7 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
         ("/v1/messages", MessagesEndpoint(service, check_key), "POST"),
         ("/v1/messages/count_tokens", CountTokensEndpoint(service, check_key), "POST"),
         ("/v1/models", ModelsEndpoint(service, check_key), "GET"),
+        ("/v1/rewards", RewardsEndpoint(service, check_key), "POST"),
     ]
     return [
         Route(prefix + path, endpoint=endpoint, methods=[method], name=f"{prefix}{path}")

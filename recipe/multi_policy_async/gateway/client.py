@@ -13,12 +13,13 @@
 # limitations under the License.
 """Python client of the control API, used by whoever runs workflows."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from httpx_aiohttp import HttpxAiohttpClient
+
+from ..rewards import Rewards, plain
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,18 @@ class GatewayControlClient:
         workflow_id: str,
         *,
         status: str = "ok",
-        rewards: float | Mapping[str, float] | None = None,
+        rewards: Rewards | None = None,
         score: float | None = None,
         error: str | None = None,
     ) -> dict[str, Any]:
-        """End a workflow with its rewards; repeated, it gives the first answer.
+        """End a workflow with its rewards, in any form of ``rewards.py``; repeated, it gives the first answer.
 
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
         body = {
             "status": status,
-            "rewards": dict(rewards) if isinstance(rewards, Mapping) else rewards,
+            "rewards": plain(rewards),
             "score": score,
             "error": error,
         }
@@ -120,14 +121,13 @@ class GatewayControlClient:
         """
         return await self._call("POST", f"/{workflow_id}/resume", {})
 
-    async def report_rewards(self, workflow_id: str, rewards: float | Mapping[str, float]) -> dict[str, Any]:
+    async def report_rewards(self, workflow_id: str, rewards: Rewards) -> dict[str, Any]:
         """Report rewards before the end; finalize uses them where it brings none.
 
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        body = {"rewards": dict(rewards) if isinstance(rewards, Mapping) else rewards}
-        return await self._call("POST", f"/{workflow_id}/rewards", body)
+        return await self._call("POST", f"/{workflow_id}/rewards", {"rewards": plain(rewards)})
 
     async def status(self, workflow_id: str) -> dict[str, Any]:
         """State and calls of a workflow.

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..agent_model_route_table import AgentModelRouteTable
 from ..gateway_binding_registry import GatewayBindingRegistry
-from ..rewards import Rewards, resolve_rewards
+from ..rewards import Rewards, by_turn, check_rewards, mean_reward, resolve_rewards
 from ..trajectory import Trajectory, WorkflowRecord
 from .call import Call
 from .errors import BadRequest, UpstreamFailed
@@ -60,9 +60,12 @@ class WorkflowCloser:
         self._merged = merged
 
     async def finalize(
-        self, workflow_id: str, *, status: str, rewards: Rewards, score: float | None, error: str | None
+        self, workflow_id: str, *, status: str, rewards: Rewards | None, score: float | None, error: str | None
     ) -> dict[str, Any]:
         """End a workflow with its rewards; repeated, it gives the first answer.
+
+        Agents whose rewards differ by turn get one row per turn, also where conversations are merged. Without a score
+        the mean of the rewards is the team's.
 
         Raises:
             NotFound: unknown workflow.
@@ -78,8 +81,16 @@ class WorkflowCloser:
             await found.seal()
             rewards = found.rewards if rewards is None else rewards
             chosen = found.chosen_calls(rewards if isinstance(rewards, Mapping) else ())
-            rows = build_rows(workflow_id, chosen, merged=self._merged, binding=self._registry.binding)
             try:
+                if rewards is not None:
+                    rewards = check_rewards(workflow_id, rewards, self._routes.agents)
+                rows = build_rows(
+                    workflow_id,
+                    chosen,
+                    merged=self._merged,
+                    per_call_agents=by_turn(rewards),
+                    binding=self._registry.binding,
+                )
                 rows = resolve_rewards(
                     workflow_id,
                     rewards,
@@ -92,6 +103,8 @@ class WorkflowCloser:
                 raise BadRequest(str(fault), param="rewards") from fault
             if status == "ok" and not rows:
                 status = "no_calls"
+            if score is None and status == "ok" and rewards is not None:
+                score = mean_reward(rewards)
             return await self._close(found, status, chosen, rows, score, error)
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> dict[str, Any]:
@@ -141,6 +154,7 @@ class WorkflowCloser:
         answer = {
             "workflow_id": session.workflow_id,
             "status": status,
+            "score": score,
             "trajectories": [_summary(row) for row in rows],
             "accepted": accepted,
             "calls": session.status()["calls"],

@@ -37,21 +37,29 @@ class CreateWorkflow(BaseModel):
     purpose: Literal["train", "eval"] = "train"
 
 
+OneReward = float | None  # null is refused with the workflow's id, like every value that is no finite number
+RewardsBody = OneReward | list[OneReward] | dict[str, OneReward | list[OneReward] | dict[str, OneReward]]
+
+
 class FinalizeWorkflow(BaseModel):
-    """How a workflow ended. ``rewards``: one number for all, or by agent id or trajectory id."""
+    """How a workflow ended.
+
+    ``rewards``: one number for all, a list with one per trajectory, or by agent id, trajectory id or request id; an
+    agent's may be a list by turn, or numbers by turn number.
+    """
 
     model_config = ConfigDict(extra="forbid")
     status: Literal["ok", "failed"] = "ok"
-    rewards: float | dict[str, float | None] | None = None
+    rewards: RewardsBody = None
     score: float | None = None
     error: str | None = None
 
 
 class ReportRewards(BaseModel):
-    """One number for all, or by agent id, trajectory id or request id; later reports win."""
+    """Rewards in the same forms; later reports win, name by name."""
 
     model_config = ConfigDict(extra="forbid")
-    rewards: float | dict[str, float]
+    rewards: RewardsBody
 
 
 class AbortWorkflow(BaseModel):
@@ -119,7 +127,7 @@ def control_router(service: GatewayService) -> APIRouter:
     async def rewards(workflow_id: str, body: ReportRewards) -> dict[str, Any]:
         """Report rewards before the end; finalize uses them where it brings none."""
         session = open_session(workflow_id)
-        session.report_rewards(body.rewards)
+        session.report_rewards(body.rewards, service.routes.agents)
         return session.status()
 
     @router.post("/{workflow_id}/pause")

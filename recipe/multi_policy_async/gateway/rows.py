@@ -19,7 +19,7 @@ and what came between the turns (template, user and tool text, added ends of tur
 token stands under mask 1 exactly once: another branch carries it inside its prompt.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,13 +59,18 @@ class _Row:
 
 
 def build_rows(
-    workflow_id: str, calls: Iterable[Call], *, merged: bool, binding: Callable[[str], ModelBinding | None]
+    workflow_id: str,
+    calls: Iterable[Call],
+    *,
+    merged: bool,
+    per_call_agents: Container[str] = (),
+    binding: Callable[[str], ModelBinding | None],
 ) -> tuple[Trajectory, ...]:
     """Rows of a workflow's kept calls, in the order the rows began.
 
     Calls without a sampled token (an engine may stop at once) have nothing to train on and give no row of their own.
     A row that would outgrow ``max_response_length`` ends before the call that does not fit; that call begins the next
-    row with the history as context, so no earlier turn is lost.
+    row with the history as context, so no earlier turn is lost. Calls of ``per_call_agents`` are never merged.
     """
     rows: list[_Row] = []
     row_of: dict[int, _Row] = {}
@@ -73,7 +78,8 @@ def build_rows(
         if not call.ids:
             continue
         parent = call.prompt.parent
-        row = row_of.get(id(parent)) if merged and parent is not None else None
+        merge = merged and parent is not None and call.agent_id not in per_call_agents
+        row = row_of.get(id(parent)) if merge else None
         if row is not None and _goes_on(row, call, parent, binding(call.model_id)):
             row.context(call.prompt_ids[len(parent.prompt_ids) + len(parent.ids) :])
             row.sampled(call)

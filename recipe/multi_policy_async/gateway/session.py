@@ -25,12 +25,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Collection, Container
 from enum import Enum
 
 from ..ingest.reasons import ABANDON_REASONS
+from ..rewards import Rewards, check_rewards
 from .call import Call, CallState, Event, Exchange
-from .errors import Busy, CallLost, GatewayError, TooManyCalls, UpstreamFailed, WorkflowClosed
+from .errors import BadRequest, Busy, CallLost, GatewayError, TooManyCalls, UpstreamFailed, WorkflowClosed
 from .history import ConversationIndex, Prompt
 from .metrics import GatewayMetrics
 from .request import AgentRequest
@@ -56,7 +57,7 @@ class WorkflowSession:
         self.state = SessionState.OPEN
         self.exchanges: list[Exchange] = []
         self.conversations = ConversationIndex()
-        self.rewards: dict[str, float] | float | None = None  # reported before finalize
+        self.rewards: Rewards | None = None  # reported before finalize
         self._resumed = asyncio.Event()
         self._resumed.set()
         self.closing = asyncio.Lock()  # held by finalize and abort
@@ -103,9 +104,18 @@ class WorkflowSession:
                 code="workflow_paused",
             ) from None
 
-    def report_rewards(self, rewards: dict[str, float] | float) -> None:
-        """Rewards known before the end; finalize uses them where it brings none, later reports win."""
+    def report_rewards(self, rewards: Rewards, agents: Collection[str]) -> None:
+        """Rewards known before the end; finalize uses them where it brings none, later reports win name by name.
+
+        Raises:
+            WorkflowClosed: it was finalized or aborted.
+            BadRequest: a value is no finite number, or an agent is none of ``agents``.
+        """
         self.check_open()
+        try:
+            rewards = check_rewards(self.workflow_id, rewards, agents)
+        except ValueError as fault:
+            raise BadRequest(str(fault), param="rewards") from fault
         if isinstance(rewards, dict) and isinstance(self.rewards, dict):
             self.rewards.update(rewards)
         else:

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trajectory import Trajectory, WorkflowRecord
+from .baselines import AgentOfModel, Baseline, observed
 from .group_queue import GroupQueue
 from .groups import OpenGroups, OpenTask, QueuedGroup, RowRef, group_key
 from .ledger import FateChange, NewRow, TerminalCommit
 from .reasons import (
     CONSTRAINED,
     FAILED_WORKFLOW,
+    FILTERED,
     GROUP_TOO_SMALL,
     NON_FINITE,
     RECORDED,
@@ -109,6 +111,7 @@ def plan_arrival(
     queues: Mapping[str, GroupQueue],
     spec: IngestSpec,
     ended: bool,
+    baselines: Mapping[AgentOfModel, Baseline],
     next_row_id: int,
     next_close: int,
     now: float,
@@ -124,11 +127,13 @@ def plan_arrival(
         queues: all policies.
         spec: rules for failed and truncated rows.
         ended: whether the producer was stopped.
+        baselines: moving averages of rewards so far.
         next_row_id: first free row id.
         next_close: the task's place in the closing order, if this record closes it.
         now: monotonic seconds.
     """
     rows: list[NewRow] = []
+    rewards: list[tuple[AgentOfModel, float, float]] = []
     groups = task.groups.copy()
     for trajectory, body in zip(record.trajectories, bodies, strict=True):
         queue = queues[trajectory.model_id]
@@ -137,9 +142,12 @@ def plan_arrival(
         row = NewRow(next_row_id + len(rows), trajectory, group_id, fate, body)
         rows.append(row)
         if fate is None:
-            span = trajectory.version_span
-            ref = RowRef(row.row_id, trajectory.incarnation, span.oldest.number, span.newest.number)
+            assert trajectory.reward is not None, "a row that waits has a reward"
+            span, reward = trajectory.version_span, float(trajectory.reward)
+            ref = RowRef(row.row_id, trajectory.incarnation, span.oldest.number, span.newest.number, reward)
             groups.add(trajectory.model_id, group_id, trajectory.agent_id, ref)
+            if queue.spec.on_small_group == "ema":
+                rewards.append(((trajectory.model_id, trajectory.agent_id), reward, queue.spec.ema_decay))
     closes = task.closes_with(sample)
     queued, dropped = _plan_close(groups, queues, now) if closes else ({}, [])
     commit = TerminalCommit(
@@ -149,6 +157,7 @@ def plan_arrival(
         rows=rows,
         fates=[FateChange(group.row_ids, reason) for group, reason in dropped],
         closed=next_close if closes else None,
+        baselines=observed(baselines, rewards),
     )
     return Arrival(commit, groups, queued, dropped)
 
@@ -159,8 +168,12 @@ def _plan_close(
     queued: dict[str, list[QueuedGroup]] = {}
     dropped: list[tuple[QueuedGroup, str]] = []
     for group in groups.close(now):
-        if len(group.rows) < queues[group.model_id].spec.min_group_size:
+        spec = queues[group.model_id].spec
+        small = len(group.rows) < spec.min_group_size
+        if small and spec.on_small_group == "drop":
             dropped.append((group, GROUP_TOO_SMALL))
+        elif not small and spec.filter_equal_rewards and group.rewards_are_equal:
+            dropped.append((group, FILTERED))
         else:
             queued.setdefault(group.model_id, []).append(group)
     for model_id, new in queued.items():

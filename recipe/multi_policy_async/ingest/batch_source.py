@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..trajectory import Trajectory, Version
+from .baselines import Baseline
 from .handle import TargetDiedError, call, invoke
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,15 @@ ANSWER_MARGIN_S = 120.0
 
 @dataclass(frozen=True)
 class Group:
-    """A whole advantage group; ``agent_id`` is empty if its rows are of several agents."""
+    """A whole advantage group; ``agent_id`` is empty if its rows are of several agents.
+
+    ``baselines``: what each row is compared with, where the group is too small to be compared with itself.
+    """
 
     group_id: str
     agent_id: str
     trajectories: tuple[Trajectory, ...]
+    baselines: tuple[Baseline, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,10 @@ class GroupQueue:
         limit = self.spec.idle_tasks_limit
         return self.can_train and limit is not None and self.idle_tasks >= limit
 
+    def compares_with_average(self, group: QueuedGroup) -> bool:
+        """Whether a group's rows are compared with a moving average instead of with each other."""
+        return self.spec.on_small_group == "ema" and len(group.rows) < self.spec.min_group_size
+
     # -- out -------------------------------------------------------------------------------------------------------
 
     def plan_take(self, target: int, version: Version, now: float, *, ended: bool) -> TakePlan:

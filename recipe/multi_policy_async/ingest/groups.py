@@ -31,6 +31,7 @@ class RowRef:
     incarnation: int
     oldest: int
     newest: int
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class QueuedGroup:
     @property
     def row_ids(self) -> list[int]:
         return [row.row_id for row in self.rows]
+
+    @property
+    def rewards_are_equal(self) -> bool:
+        """Whether its members were compared and none is better than another."""
+        return len(self.rows) > 1 and len({row.reward for row in self.rows}) == 1
 
     def given_back(self) -> "QueuedGroup":
         return replace(self, give_backs=self.give_backs + 1)

@@ -37,7 +37,9 @@ def describe_idle(queue: GroupQueue) -> str:
     """What to tell of a policy that gets no groups."""
     return (
         f"policy {queue.model_id} got no group from the last {queue.idle_tasks} tasks: its agents are not called, or "
-        f"fail, or leave fewer than {queue.spec.min_group_size} rows (queue.min_group_size); it cannot train"
+        f"fail, or leave fewer than {queue.spec.min_group_size} rows (queue.min_group_size)"
+        + (", or get equal rewards (queue.filter_equal_rewards)" if queue.spec.filter_equal_rewards else "")
+        + "; it cannot train"
     )
 
 
@@ -124,6 +126,7 @@ class Intake:
             queues=state.queues,
             spec=state.spec,
             ended=state.end is not None,
+            baselines=state.baselines,
             next_row_id=state.next_row_id,
             next_close=state.next_close,
             now=state.clock(),
@@ -132,6 +135,7 @@ class Intake:
         await state.serial.on_disk(state.ledger.commit_terminal, commit)
         # Nothing below can fail: memory follows what is on disk.
         state.next_row_id += len(commit.rows)
+        state.baselines.update(commit.baselines)
         for row in commit.rows:
             state.accounts[row.trajectory.model_id].accept(row.fate)
         del state.in_flight[record.workflow_id]

@@ -18,13 +18,14 @@ of truth: what is in flight, the task cursor and the queues are read back from i
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ..trajectory import Trajectory, WorkflowId, WorkflowRecord
+from .baselines import AgentOfModel, Baseline
 from .database import Database, chunks, marks
 from .ledger_checkpoints import Checkpoints
 from .ledger_prune import prune, started_tasks
@@ -65,6 +66,7 @@ class TerminalCommit:
     rows: Sequence[NewRow]
     fates: Sequence[FateChange] = ()
     closed: int | None = None  # closing order of the task, if this record closes it
+    baselines: Mapping[AgentOfModel, Baseline] = field(default_factory=dict)  # those that its rewards change
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class WaitingRow:
     incarnation: int
     oldest: int
     newest: int
+    reward: float
 
 
 @dataclass
@@ -201,6 +204,15 @@ class Ledger:
             if commit.closed is not None:
                 self._db.execute("UPDATE tasks SET closed = ? WHERE task_key = ?", (commit.closed, task_key))
             self._set_fates(commit.fates)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)",
+                ((*key, b.rewards, b.mean, b.variance) for key, b in commit.baselines.items()),
+            )
+
+    def baselines(self) -> dict[AgentOfModel, Baseline]:
+        """Moving averages of rewards, by model and agent."""
+        found = self._db.execute("SELECT model_id, agent_id, rewards, mean, variance FROM baselines")
+        return {(model_id, agent_id): Baseline(*numbers) for model_id, agent_id, *numbers in found}
 
     def abandon(self, tokens: dict[tuple[str, str], int]) -> None:
         """Count sampled tokens that never became rows, by (model id, reason)."""
@@ -269,8 +281,8 @@ class Ledger:
         return [
             WaitingRow(*columns)
             for columns in self._db.execute(
-                "SELECT id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest FROM rows "
-                "JOIN tasks USING (task_key) WHERE fate IS NULL AND (?1 IS NULL OR model_id = ?1) "
+                "SELECT id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest, reward "
+                "FROM rows JOIN tasks USING (task_key) WHERE fate IS NULL AND (?1 IS NULL OR model_id = ?1) "
                 "ORDER BY closed IS NULL, closed, id",
                 (model_id,),
             )

@@ -81,6 +81,12 @@ CREATE TABLE incarnations (
     started_at REAL NOT NULL, PRIMARY KEY (model_id, incarnation)
 ) WITHOUT ROWID;
 
+-- Moving averages of rewards (baselines.py).
+CREATE TABLE baselines (
+    model_id TEXT NOT NULL, agent_id TEXT NOT NULL, rewards INTEGER NOT NULL, mean REAL NOT NULL,
+    variance REAL NOT NULL, PRIMARY KEY (model_id, agent_id)
+) WITHOUT ROWID;
+
 -- Sampled tokens that never became rows.
 CREATE TABLE abandoned (
     model_id TEXT NOT NULL, reason TEXT NOT NULL CHECK (reason IN {_in(ABANDON_REASONS)}),

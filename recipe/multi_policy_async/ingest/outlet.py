@@ -17,10 +17,11 @@ import asyncio
 import logging
 import sqlite3
 
-from ..trajectory import Version
+from ..trajectory import Trajectory, Version
+from .baselines import Baseline
 from .batch_source import End, Group, ProducerDied, TakenBatch
 from .group_queue import GroupQueue, TakePlan
-from .groups import row_ids
+from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
 from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
@@ -210,6 +211,16 @@ class Outlet:
             undo = self._state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
             self._undoing = asyncio.ensure_future(undo)  # a reference keeps the task alive
 
+    def _group(self, queue: GroupQueue, group: QueuedGroup, rows: tuple[Trajectory, ...]) -> Group:
+        baselines = None
+        if queue.compares_with_average(group):
+            known = self._state.baselines
+            baselines = tuple(  # the row's own reward is in it; see Baseline.advantage
+                known.get((queue.model_id, row.agent_id), Baseline()).observe(ref.reward, queue.spec.ema_decay)
+                for row, ref in zip(rows, group.rows, strict=True)
+            )
+        return Group(group.group_id, group.agent_id, rows, baselines)
+
     async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
         state = self._state
         taken = queue.taken(batch_id)
@@ -220,9 +231,7 @@ class Outlet:
             raise
         return TakenBatch(
             batch_id=batch_id,
-            groups=tuple(
-                Group(group.group_id, group.agent_id, tuple(next(rows) for _ in group.rows)) for group in taken
-            ),
+            groups=tuple(self._group(queue, group, tuple(next(rows) for _ in group.rows)) for group in taken),
             queue_groups=len(queue),
             dropped=dict(state.accounts[queue.model_id].dropped),
         )

@@ -21,7 +21,7 @@ RECORDED = "recorded"  # rows of frozen policies
 
 STALE = "stale"
 SURPLUS = "surplus"
-FILTERED = "filtered"  # not given yet: trainers have no filter
+FILTERED = "filtered"
 FAILED_WORKFLOW = "failed_workflow"
 GROUP_TOO_SMALL = "group_too_small"
 TRUNCATED = "truncated"

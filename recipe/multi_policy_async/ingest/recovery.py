@@ -47,7 +47,7 @@ def _agent(rows: list[WaitingRow]) -> str:
 
 
 def _ref(row: WaitingRow) -> RowRef:
-    return RowRef(row.row_id, row.incarnation, row.oldest, row.newest)
+    return RowRef(row.row_id, row.incarnation, row.oldest, row.newest, row.reward)
 
 
 def unfinished(

@@ -62,7 +62,15 @@ class QueueSpec(_Spec):
     idle_tasks_limit: int | None = Field(ge=1)
     """So many tasks in a row gave a policy that can train no group: the job gives up. ``None``: never."""
     min_group_size: int = Field(ge=1)
-    """Groups with fewer rows are dropped as ``group_too_small``; GRPO gives a group of one its raw reward."""
+    """Groups with fewer rows are small; GRPO would give a group of one its raw reward."""
+    on_small_group: Literal["drop", "ema"]
+    """Rows of small groups: dropped as ``group_too_small``, or compared with a moving average of their agent's rewards
+    (baselines.py)."""
+    ema_decay: float = Field(gt=0, lt=1)
+    """What that average keeps of itself at each reward, once it has seen a few."""
+    filter_equal_rewards: bool
+    """Drop groups whose members all have the same reward as ``filtered``: they have no advantage (DAPO's dynamic
+    sampling, arXiv:2503.14476)."""
     group_by: Literal["task_agent", "task_agent_turn", "task"]
     min_batch_groups: int | None = Field(ge=1)
     """Train on as few groups as this once the oldest has waited ``coalesce_s``. ``None``: only full batches."""
@@ -74,6 +82,8 @@ class QueueSpec(_Spec):
     def _fits_together(self) -> "QueueSpec":
         if self.on_stale == "hold" and self.max_staleness is None:
             raise ValueError("on_stale: hold needs a bound: set max_staleness")
+        if self.on_small_group == "ema" and self.min_group_size == 1:
+            raise ValueError("on_small_group: ema has no small groups while min_group_size is 1")
         if self.min_batch_groups and self.max_batch_groups and self.min_batch_groups > self.max_batch_groups:
             raise ValueError(
                 f"min_batch_groups {self.min_batch_groups} is above max_batch_groups {self.max_batch_groups}"

@@ -50,6 +50,7 @@ class IngestState:
         self.schedule = make_schedule(spec)
         self.queues: dict[str, GroupQueue] = {}
         self.end: End | ProducerDied | None = None
+        self.baselines = self.ledger.baselines()
         recovered = self.ledger.recover()
         self.next_row_id = recovered.next_row_id
         self.next_close = recovered.next_close

@@ -14,14 +14,15 @@
 """From whole advantage groups to the padded batch that verl's trainer expects."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from verl import DataProto
 
-from ..ingest.batch_source import TakenBatch
+from ..ingest.batch_source import Group, TakenBatch
 from ..trajectory import Trajectory
 
 PAD = -1
@@ -66,7 +67,7 @@ class AssembledBatch:
 
 
 def assemble(
-    taken: TakenBatch, *, dp_size: int, wanted_updates: int, pad_token_id: int, version: int
+    taken: TakenBatch, *, dp_size: int, wanted_updates: int, pad_token_id: int, version: int, by_std: bool = True
 ) -> AssembledBatch:
     """Turn groups into a ``DataProto`` in verl's left/right-padded layout.
 
@@ -75,21 +76,25 @@ def assemble(
     response token). ``uid`` is the advantage group. Padding rows keep one prompt token, have an empty response, zero
     reward and a uid of their own, so they change neither a loss nor a group's baseline.
 
+    A row of a group with ``baselines`` gets a uid of its own and its advantage over the baseline as reward: estimators
+    that compare groups hand a group of one its reward as advantage (core_algos.py, ``len(id2score[idx]) == 1``).
+
     Args:
         taken: whole groups; every trajectory has a reward.
         dp_size: data-parallel ranks of the actor.
         wanted_updates: mini-batches per batch (verl's ``require_batches``).
         pad_token_id: id of padding tokens.
         version: the trainer's version before this step, for the staleness metrics.
+        by_std: whether the estimator divides by the deviation, so that rows with a baseline must be too.
     """
-    rows = [(group.group_id, row) for group in taken.groups for row in group.trajectories]
+    rows = [placed for group in taken.groups for placed in _place(group, by_std)]
     assert rows, "a taken batch has at least one row"
-    lengths = [len(row.prompt_ids) + len(row.response_ids) for _, row in rows]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for _, row, _ in rows]
     updates = updates_for(len(rows), dp_size, wanted_updates)
     order = deal_rows(lengths, dp_size, updates)
 
-    width_p = max(len(row.prompt_ids) for _, row in rows)
-    width_r = max(len(row.response_ids) for _, row in rows)
+    width_p = max(len(row.prompt_ids) for _, row, _ in rows)
+    width_r = max(len(row.response_ids) for _, row, _ in rows)
     ids = np.full((len(order), width_p + width_r), pad_token_id, dtype=np.int64)
     attention = np.zeros_like(ids)
     mask = np.zeros((len(order), width_r), dtype=np.int64)
@@ -104,17 +109,16 @@ def assemble(
             oldest.append(version)
             newest.append(version)
             continue
-        group_id, row = rows[index]
+        uid, row, score = rows[index]
         p, r = len(row.prompt_ids), len(row.response_ids)
         ids[i, width_p - p : width_p] = row.prompt_ids
         ids[i, width_p : width_p + r] = row.response_ids
         attention[i, width_p - p : width_p + r] = 1
         mask[i, :r] = row.response_mask
         log_probs[i, :r] = row.log_probs
-        assert row.reward is not None, f"trajectory {row.trajectory_id} was queued without a reward"
-        scores[i, r - 1] = row.reward
+        scores[i, r - 1] = score
         span = row.version_span
-        uids.append(group_id)
+        uids.append(uid)
         trajectory_ids.append(row.trajectory_id)
         oldest.append(span.oldest.number)
         newest.append(span.newest.number)
@@ -140,9 +144,27 @@ def assemble(
     data.meta_info.update(
         global_token_num=attention.sum(axis=1).tolist(),
         trajectory_param_versions=newest,
-        **_metrics([row for _, row in rows], version, len(order) - len(rows), updates < wanted_updates),
+        **_metrics([row for _, row, _ in rows], version, len(order) - len(rows), updates < wanted_updates),
+    )
+    data.meta_info["fully_async/batch/baseline_rows"] = sum(
+        len(group.trajectories) for group in taken.groups if group.baselines is not None
     )
     return AssembledBatch(data, real_rows=len(rows), updates=updates)
+
+
+def divides_by_std(algorithm: Mapping[str, Any]) -> bool:
+    """Whether verl's estimator divides what a row gains over its group by the group's deviation."""
+    return algorithm["adv_estimator"] in ("grpo", "grpo_vectorized") and algorithm["norm_adv_by_std_in_grpo"]
+
+
+def _place(group: Group, by_std: bool) -> list[tuple[str, Trajectory, float]]:
+    """Each row of a group with its uid and the reward that the estimator sees."""
+    for row in group.trajectories:
+        assert row.reward is not None, f"trajectory {row.trajectory_id} was queued without a reward"
+    if group.baselines is None:
+        return [(group.group_id, row, row.reward) for row in group.trajectories]
+    pairs = zip(group.trajectories, group.baselines, strict=True)
+    return [(row.trajectory_id, row, baseline.advantage(row.reward, by_std=by_std)) for row, baseline in pairs]
 
 
 def _metrics(rows: list[Trajectory], version: int, pads: int, fewer_updates: bool) -> dict[str, float]:

@@ -28,10 +28,12 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from ..checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint
+from ..configuration.training_checks import ESTIMATORS
 from ..ingest.batch_source import BatchSource, End, ProducerDied
 from ..multi_model_metrics import StepReport
 from ..trajectory import Version
-from .batch_assembly import AssembledBatch, assemble
+from .batch_assembly import AssembledBatch, assemble, divides_by_std
+from .estimator_check import check_estimator
 from .parameter_synchronizer import ParameterSynchronizer
 from .tracking import PolicyTracking
 from .upstream_ports import QueueSizePort, RollouterPort, UpdateGroup
@@ -94,6 +96,8 @@ class PolicyTrainer(trainer_base_class()):
         on_step: Callable[[StepReport], None],
         on_phase: Callable[[str, int], None],
     ):
+        if config.algorithm.adv_estimator not in ESTIMATORS:
+            check_estimator(config.algorithm.adv_estimator, config.algorithm)
         super().__init__(
             config=config,
             tokenizer=tokenizer,
@@ -189,6 +193,7 @@ class PolicyTrainer(trainer_base_class()):
             wanted_updates=self.require_batches,
             pad_token_id=self.tokenizer.pad_token_id or 0,
             version=self.current_param_version,
+            by_std=divides_by_std(self.config.algorithm),
         )
         for group in (self.actor_rollout_wg, self.critic_wg if self.use_critic else None):
             if group is not None:

@@ -42,6 +42,7 @@ from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 MODELS = (PLANNER, SOLVER)
 MAX_STALENESS = 2
 SPEC = {"max_lead_groups": 6, "max_queue_groups": 4, "max_staleness": MAX_STALENESS}
+SPECS = {PLANNER: SPEC, SOLVER: {**SPEC, "on_small_group": "ema", "filter_equal_rewards": True}}
 
 
 class Policy:
@@ -105,7 +106,7 @@ class DataPath(RuleBasedStateMachine):
     @initialize()
     def register(self):
         for model in MODELS:
-            self.do(self.ingestor.register_policy(model, queue_spec(**SPEC), True))
+            self.do(self.ingestor.register_policy(model, queue_spec(**SPECS[model]), True))
 
     def teardown(self):
         self.do(self.ingestor.close())
@@ -166,9 +167,9 @@ class DataPath(RuleBasedStateMachine):
             for row in range(data.draw(st.sampled_from((1, 2, 0)))):
                 # Of any weights that were ever served, lost ones included.
                 version = data.draw(st.sampled_from(sorted(policy.steps)[-5:]))
-                rows.append(
-                    trajectory(name, model=model, row=row, version=version.number, incarnation=version.incarnation)
-                )
+                sampled = {"version": version.number, "incarnation": version.incarnation}
+                reward = data.draw(st.sampled_from((0.0, 1.0)))
+                rows.append(trajectory(name, model=model, row=row, reward=reward, **sampled))
         return record(name, *rows, status=status)
 
     def _note(self, member, sent):
@@ -231,6 +232,9 @@ class DataPath(RuleBasedStateMachine):
         for group in batch.groups:
             rows = {row.trajectory_id for row in group.trajectories}
             assert rows == self.group_rows[group.group_id], "a group is whole"
+            if len(rows) > 1:
+                assert model == PLANNER or len({row.reward for row in group.trajectories}) > 1, "else it is filtered"
+            assert (group.baselines is not None) == (model == SOLVER and len(rows) == 1)
             assert not rows & policy.trained, "invariant 2: a row is trained once"
             task = WorkflowId.parse(group.trajectories[0].workflow_id).task
             assert all((task, sample) in self.ended for sample in range(self.tasks[task])), "its task is over"
@@ -290,7 +294,7 @@ class DataPath(RuleBasedStateMachine):
 
     def _start(self, model, at):
         restored = None if at is None else tuple(at)
-        incarnation = self.do(self.ingestor.register_policy(model, queue_spec(**SPEC), True, restored=restored))
+        incarnation = self.do(self.ingestor.register_policy(model, queue_spec(**SPECS[model]), True, restored=restored))
         self.policies[model].start(incarnation, at)
 
     @rule()

@@ -131,6 +131,10 @@ def test_without_a_number_of_epochs_the_plan_has_no_end():
         (True, Outcome(1.0, 1.0)),
         ({"a": 1.0, "b": 0.0}, Outcome({"a": 1.0, "b": 0.0}, 0.5)),
         (Outcome({"a": 1.0}, score=0.25), Outcome({"a": 1.0}, 0.25)),
+        ([1, 0], Outcome([1.0, 0.0], 0.5)),
+        (np.zeros(2), Outcome([0.0, 0.0], 0.0)),
+        ({"a": [1, 0], "b": {"2": 1}, "c": []}, Outcome({"a": [1.0, 0.0], "b": {2: 1.0}, "c": []}, 0.75)),
+        (Outcome(None), Outcome(None)),  # the agents post them
     ],
 )
 def test_what_a_workflow_returns_is_a_reward_and_a_score(result, outcome):
@@ -139,7 +143,8 @@ def test_what_a_workflow_returns_is_a_reward_and_a_score(result, outcome):
 
 @pytest.mark.parametrize(
     "result",
-    [None, "1.0", {}, {"a": None}, {1: 1.0}, {"a": "1"}, [1.0], np.zeros(2), Outcome(1.0, score=[1]), 10**400],
+    [None, "1.0", {}, [], {"a": None}, {1: 1.0}, {"a": "1"}, {"a": {"x": 1.0}}, {"a": {True: 1.0}}, {"a": [[1.0]]}]
+    + [np.zeros((2, 2)), Outcome(1.0, score=[1]), 10**400],
 )
 def test_what_is_no_reward_is_refused(result):
     with pytest.raises(ValueError, match="must return a number"):
@@ -152,6 +157,8 @@ def test_what_is_no_reward_is_refused(result):
         (float("nan"), "reward"),
         (np.float32("inf"), "reward"),
         ({"a": 1.0, "b": float("-inf")}, "b"),
+        ({"a": [1.0, float("nan")]}, r"a\[1\]"),
+        ([1.0, float("nan")], r"reward\[1\]"),
         (Outcome(1.0, score=float("nan")), "score"),
         ({"a": 1e308, "b": 1e308}, "score"),
     ],

@@ -14,6 +14,7 @@
 """Rewards onto trajectories, agents onto models, models onto bindings."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,14 +69,55 @@ def test_a_trained_row_without_a_reward_is_a_fault_and_a_frozen_one_is_not():
     assert resolve({"planner": 1.0}, [row("planner"), row("checker", model_id="frozen")]) == [1.0, None]
 
 
+def test_a_list_holds_one_reward_per_trajectory_in_order():
+    rows = [row("planner"), row("solver"), row("planner", 1)]
+    assert resolve([0.1, 0.2, 0.3], rows) == [0.1, 0.2, 0.3]
+    for wrong in ([0.1, 0.2], [], [0.1] * 4):
+        with pytest.raises(ValueError, match=rf"e0-t0-s0-a0: {len(wrong)} rewards for the 3 trajectories"):
+            resolve(wrong, rows)
+
+
+def test_an_agents_list_holds_one_reward_per_turn_that_left_a_row():
+    # The planner's turn 1 left no row: its answer never reached the client.
+    rows = [row("planner", 0), row("solver"), row("planner", 2)]
+    assert resolve({"planner": [0.1, 0.9], "solver": 1.0}, rows) == [0.1, 1.0, 0.9]
+    with pytest.raises(ValueError, match=r"e0-t0-s0-a0: 3 rewards for the 2 turns of planner: \[0, 2\]"):
+        resolve({"planner": [0.1, 0.2, 0.3], "solver": 1.0}, rows)
+
+
+def test_an_agents_turns_may_be_named_by_number_in_python_and_in_json():
+    rows = [row("planner", 0), row("planner", 2)]
+    assert (
+        resolve({"planner": {0: 0.1, 2: 0.9}}, rows) == resolve({"planner": {"2": 0.9, "0": 0.1}}, rows) == [0.1, 0.9]
+    )
+    with pytest.raises(ValueError, match=r"e0-t0-s0-a0: planner left no trajectory in turns \[1\]"):
+        resolve({"planner": {0: 0.1, 1: 0.5, 2: 0.9}}, rows)
+    with pytest.raises(ValueError, match=r"planner/2 \(turn 2\) .* has no reward"):
+        resolve({"planner": {0: 0.1}}, rows)
+    with pytest.raises(ValueError, match="e0-t0-s0-a0: planner: 'last' is no turn number"):
+        resolve({"planner": {"last": 0.1}}, rows)
+
+
+def test_all_choices_of_a_turn_share_its_reward_unless_one_is_named():
+    choices = [row("planner", 0), replace(row("planner", 0), trajectory_id="e0-t0-s0-a0/planner/1")]
+    assert resolve({"planner": [0.5]}, choices) == [0.5, 0.5]
+    assert resolve({"planner": [0.5], "e0-t0-s0-a0/planner/1": 0.0}, choices) == [0.5, 0.0]
+
+
+def test_one_trajectory_takes_one_number():
+    with pytest.raises(ValueError, match="e0-t0-s0-a0: .*planner/0 is one trajectory"):
+        resolve({"e0-t0-s0-a0/planner/0": [1.0]}, [row("planner")])
+
+
 def test_a_failed_workflow_needs_no_reward():
     assert resolve(None, [row("planner")], required=False) == [None]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "1"])
-def test_a_reward_that_is_no_finite_number_names_the_workflow(bad):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "1", {"x": 1}])
+@pytest.mark.parametrize("form", [lambda r: r, lambda r: [r], lambda r: {"planner": r}, lambda r: {"planner": [r]}])
+def test_a_reward_that_is_no_finite_number_names_the_workflow_in_every_form(bad, form):
     with pytest.raises(ValueError, match="e0-t0-s0-a0"):
-        resolve({"planner": bad}, [row("planner")])
+        resolve(form(bad), [row("planner")])
 
 
 def test_no_reward_at_all_names_the_workflow():

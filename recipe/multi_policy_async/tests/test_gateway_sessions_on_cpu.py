@@ -280,7 +280,7 @@ def test_a_reward_that_is_no_number_in_json_is_a_400(folder, texts):
                 key = {"authorization": f"Bearer {world.router.control_key}", "content-type": "application/json"}
                 answers = [
                     await http.post(url, content=f'{{"rewards": {value}}}', headers=key)
-                    for value in ("NaN", "Infinity", '"one"', "[1]")
+                    for value in ("NaN", "Infinity", '"one"', "[[1]]")
                 ]
             return [answer.status_code for answer in answers]
 

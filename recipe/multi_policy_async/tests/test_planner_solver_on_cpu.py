@@ -92,6 +92,18 @@ def test_the_verifier_is_asked_only_about_ill_formed_answers_and_hard_questions(
         assert agents["verifier"].asked[0][0]["content"] == f"3 plus 5 = {message}"
 
 
+@pytest.mark.parametrize("check_every", [0, 5])
+def test_a_sample_of_all_tasks_is_checked_where_one_is_asked_for(check_every: int) -> None:
+    workflow = PlannerSolverVerifier(check_every=check_every)
+    checked = [i for i in range(12) if workflow.needs_check(Task(i, chain_sum_task().row), "8")]
+    assert checked == ([0, 5, 10] if check_every else [])
+
+
+def test_a_sample_of_a_negative_number_of_tasks_is_refused() -> None:
+    with pytest.raises(ValueError, match="check_every is -1"):
+        PlannerSolverVerifier(check_every=-1)
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

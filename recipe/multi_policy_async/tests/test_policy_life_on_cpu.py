@@ -21,6 +21,7 @@ ray = pytest.importorskip("ray")
 
 from ..checkpoint_coordinator import SavedCheckpoint  # noqa: E402
 from ..gateway_binding_registry import ModelBinding, ModelState  # noqa: E402
+from ..leftovers import belongs_to  # noqa: E402
 from ..model_async_runtime import TrainingOutcome  # noqa: E402
 from ..multi_model_metrics import PhaseReport  # noqa: E402
 from ..policy_life import PolicyLife  # noqa: E402
@@ -253,3 +254,22 @@ def test_a_policy_that_dies_after_its_training_ended_takes_the_end_back(job):
         return taken_back
 
     assert asyncio.run(run())
+
+
+def test_a_restart_clears_away_what_is_its_policys_alone(plain_job):
+    """Names as verl 0.9.1 makes them; a model whose id begins like another one's is another model."""
+    planner, solver = plain_job.models.values()
+    twin = solver.model_copy(update={"namespace": f"{solver.namespace}2", "replica_rank_offset": 2000})
+    names = {
+        f"{planner.namespace}_trainer_poolverl_group_1:0": planner,
+        f"{solver.namespace}_trainer_poolverl_group_1:0": solver,
+        f"{twin.namespace}_trainer_poolverl_group_1:0": twin,
+        f"rollout_pool_0_{planner.namespace}verl_group_1:0": planner,
+        f"rollout_pool_1000_{solver.namespace}verl_group_1:0": solver,
+        f"rollout_standalone_1001_{solver.namespace}WorkerDict_0:0": solver,
+        "sglang_server_1000_0": solver,
+        "sglang_server_2000_0": twin,
+        "another_actor": None,
+    }
+    for name, owner in names.items():
+        assert [policy for policy in (planner, solver, twin) if belongs_to(policy, name)] == ([owner] if owner else [])

@@ -28,11 +28,14 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from ..checkpoint_coordinator import CheckpointSchedule  # noqa: E402
 from ..configuration.schema import CheckpointSpec  # noqa: E402
+from ..ingest.baselines import Baseline  # noqa: E402
+from ..ingest.batch_source import Group, TakenBatch  # noqa: E402
 from ..runtime import policy_trainer as module  # noqa: E402
 from ..runtime.policy_trainer import NonFiniteStepError, PolicyTrainer  # noqa: E402
 from ..runtime.upstream_ports import UpdateGroup  # noqa: E402
 from ..runtime.verl_adapter import TrainingStopException  # noqa: E402
 from ..trajectory import Version  # noqa: E402
+from .fakes.workflow_records import trajectory  # noqa: E402
 
 
 class FakeSource:
@@ -184,6 +187,28 @@ def test_a_policy_restored_at_its_target_trains_and_saves_nothing_more(tmp_path)
     asyncio.run(trainer.restore(tmp_path / "incarnation_1" / "global_step_4"))
     asyncio.run(trainer.fit())
     assert (trainer.published, trainer.saves) == ([], [])
+
+
+@pytest.mark.parametrize(("norm_adv_by_std_in_grpo", "seen"), [(True, (3 - 1) / 2), (False, 3 - 1)])
+def test_a_row_that_is_compared_with_an_average_is_shaped_as_the_policys_estimator_needs_it(
+    norm_adv_by_std_in_grpo, seen
+):
+    """Reward 3, average 1, variance 4."""
+    workflow = "e0-t0-s0-a0"
+    lone = Group("g", "planner", (trajectory(workflow, reward=3.0),), (Baseline(9, mean=1.0, variance=4.0),))
+    trainer = ScriptedTrainer([], target=None)
+    trainer.config.algorithm = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo}
+    trainer.tokenizer, trainer.message_queue_client = SimpleNamespace(pad_token_id=0), SimpleNamespace()
+    trainer.actor_wg, trainer.actor_rollout_wg = None, SimpleNamespace()
+    trainer._get_dp_size, trainer.use_critic, trainer.require_batches = lambda *_: 1, False, 1
+
+    async def next_batch(version):
+        return TakenBatch("b", (lone,))
+
+    trainer._source.next_batch = next_batch
+    _, data = asyncio.run(trainer._get_samples_from_queue())
+    assert data.batch["rm_scores"].sum().item() == pytest.approx(seen, abs=1e-5)
+    assert data.non_tensor_batch["uid"].tolist() == [f"{workflow}/planner/0"]  # a group of its own
 
 
 class RecordingGroup:

@@ -22,11 +22,16 @@ from ..configuration.compose import build_job, compose_raw, queue_settings
 from ..configuration.errors import Problem
 from ..configuration.explain import explain
 from ..configuration.policy import JobContext, PolicyBuilder
+from ..configuration.ray_cluster import environment
 from ..configuration.training_checks import (
+    AVERAGE_ESTIMATORS,
+    CPU_PLUGIN,
     ESTIMATORS,
     GROUP_ESTIMATORS,
     REFUSED_ESTIMATORS,
     estimator_problems,
+    group_problems,
+    loss_problems,
     queue_problems,
     shuffle_problems,
 )
@@ -149,7 +154,7 @@ class TestShuffling:
 class TestEstimators:
     KEY = "algorithm.adv_estimator"
 
-    @pytest.mark.parametrize("name", [*REFUSED_ESTIMATORS, "my_own"])
+    @pytest.mark.parametrize("name", REFUSED_ESTIMATORS)
     def test_an_estimator_that_padding_or_missing_data_breaks_is_refused(self, planner, name):
         (problem,) = estimator_problems(planner({self.KEY: name}), group_size=8)
         assert problem.key == f"{PLANNER}.{self.KEY}" and "reinforce_plus_plus_baseline" in str(problem)
@@ -158,12 +163,34 @@ class TestEstimators:
     def test_the_others_are_accepted(self, planner, name):
         assert not list(estimator_problems(planner({self.KEY: name}), group_size=8))
 
+    def test_one_of_the_users_own_modules_is_left_to_the_trainer_which_tries_it(self, planner, monkeypatch, plain_job):
+        own = planner({self.KEY: "my_own"})
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", CPU_PLUGIN)  # ours registers none
+        (problem,) = estimator_problems(own, group_size=8)
+        assert problem.key == f"{PLANNER}.{self.KEY}" and "VERL_USE_EXTERNAL_MODULES" in str(problem)
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_package.estimators")
+        assert not list(estimator_problems(own, group_size=8))
+        # Every process of the job imports it, on GPUs too.
+        on_gpus = plain_job.model_copy(update={"device": "gpu"})
+        assert environment(on_gpus)["VERL_USE_EXTERNAL_MODULES"] == "my_package.estimators"
+
+    def test_a_setting_that_verl_does_not_pass_on_is_refused(self, planner):
+        without = {"algorithm.norm_adv_by_std_in_grpo": False}
+        assert not list(estimator_problems(planner({**without, self.KEY: "grpo"}), group_size=8))
+        (problem,) = estimator_problems(planner({**without, self.KEY: "grpo_vectorized"}), group_size=8)
+        assert problem.key == f"{PLANNER}.algorithm.norm_adv_by_std_in_grpo"
+
     def test_a_frozen_model_may_carry_any(self, planner):
         assert not list(estimator_problems(planner({self.KEY: "gpg"}, train=False), group_size=8))
 
     def test_the_estimators_that_compare_a_group_need_one(self, planner):
         for name in GROUP_ESTIMATORS:
             assert [p.key for p in estimator_problems(planner({self.KEY: name}), group_size=1)] == ["workflow.n"]
+
+    def test_but_one_attempt_at_a_task_is_enough_where_it_is_compared_with_a_moving_average(self, planner):
+        policy = planner({"async_training.on_small_group": "ema"})
+        assert not list(estimator_problems(policy, group_size=1))
+        assert not queue_found(policy, group_size=1)  # min_group_size is 2, so every group is small
 
     def test_every_estimator_of_verl_is_judged(self):
         core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
@@ -178,11 +205,60 @@ class TestEstimators:
         assert not np.allclose(advantages("gpg", pads=5), advantages("gpg", pads=0))
 
 
+class TestGroups:
+    @pytest.fixture
+    def found(self, planner):
+        def find(estimator: str, rows: str = "per_call", **settings) -> list[str]:
+            queue = {f"async_training.{key}": value for key, value in settings.items()}
+            policy = planner({"algorithm.adv_estimator": estimator, **queue})
+            problems = group_problems(policy, QueueSpec(**queue_settings(policy)), rows)
+            return [problem.key.removeprefix(f"{PLANNER}.async_training.") for problem in problems]
+
+        return find
+
+    def test_averages_need_an_estimator_that_hands_them_through(self, found):
+        for name in ESTIMATORS:
+            expected = [] if name in AVERAGE_ESTIMATORS else ["on_small_group"]
+            assert found(name, on_small_group="ema") == expected, name
+        assert found("my_own", on_small_group="ema") == ["on_small_group"]
+        assert not found("gae", on_small_group="drop")
+
+    def test_filtering_needs_an_estimator_that_compares_groups(self, found):
+        refused = [name for name in (*ESTIMATORS, "my_own") if found(name, filter_equal_rewards=True)]
+        assert refused == ["reinforce_plus_plus", "gae"]
+
+    def test_groups_by_turn_need_one_row_per_turn(self, found):
+        assert found("grpo", rows="merged", group_by="task_agent_turn") == ["group_by"]
+        assert not found("grpo", rows="per_call", group_by="task_agent_turn")
+        assert not found("grpo", rows="merged", group_by="task_agent")
+
+    def test_an_average_for_no_group_is_refused(self, found):
+        with pytest.raises(ValueError, match="no small groups while min_group_size is 1"):
+            found("grpo", on_small_group="ema", min_group_size=1)
+
+
+class TestLosses:
+    ACTOR = "actor_rollout_ref.actor"
+
+    def test_the_normed_loss_needs_a_scale_that_padding_does_not_change(self, planner):
+        settings = {f"{self.ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
+        (problem,) = loss_problems(planner(settings))
+        assert problem.key == f"{PLANNER}.{self.ACTOR}.loss_scale_factor"
+        assert not list(loss_problems(planner({**settings, f"{self.ACTOR}.loss_scale_factor": 16})))
+
+    def test_a_loss_that_averages_over_padding_rows_is_refused(self, planner):
+        (problem,) = loss_problems(planner({f"{self.ACTOR}.policy_loss.loss_mode": "geo_mean"}))
+        assert problem.key == f"{PLANNER}.{self.ACTOR}.policy_loss.loss_mode"
+
+
 def test_a_composed_job_is_checked_for_all_of_it_and_for_reweighting_that_draws_rows_anew(tmp_path, raw):
     assert build_job(raw)
     wrong = {
         "algorithm.adv_estimator": "gpg",
         "algorithm.use_pf_ppo": "true",
+        "algorithm.filter_groups.enable": "true",  # verl's fully async trainer does not read it
+        "async_training.on_small_group": "ema",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "geo_mean",
         "async_training.max_queue_groups": 1,
         "async_training.require_batches": 2,
         "actor_rollout_ref.actor.shuffle": "true",
@@ -192,7 +268,7 @@ def test_a_composed_job_is_checked_for_all_of_it_and_for_reweighting_that_draws_
 
 
 def advantages(name: str, pads: int) -> np.ndarray:
-    """verl's advantages ``[8, 4]`` of two groups of four rows, with padding rows as batch assembly makes them."""
+    """verl's advantages ``[8, 4]`` of groups of five and three rows, with padding rows as batch assembly makes them."""
     torch = pytest.importorskip("torch")
     from verl import DataProto
     from verl.trainer.config import AlgoConfig
@@ -210,7 +286,7 @@ def advantages(name: str, pads: int) -> np.ndarray:
             "token_level_rewards": rewards,
             "values": torch.cat([values, torch.full((pads, 4), 7.0)]),
         },
-        non_tensors={"uid": np.array(["a/p"] * 4 + ["b/p"] * 4 + [f"pad-{i}" for i in range(pads)], dtype=object)},
+        non_tensors={"uid": np.array(["a/p"] * 5 + ["b/p"] * 3 + [f"pad-{i}" for i in range(pads)], dtype=object)},
     )
     config = AlgoConfig(adv_estimator=name)
     return compute_advantage(data, name, gamma=0.9, lam=0.8, config=config).batch["advantages"][:8].numpy()

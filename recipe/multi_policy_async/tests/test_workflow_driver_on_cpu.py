@@ -37,7 +37,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
 from recipe.multi_policy_async.trajectory import Version
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 from recipe.multi_policy_async.workflow_driver import DriverError, WorkflowDriver
-from recipe.multi_policy_async.workflows.base import Outcome, Task
+from recipe.multi_policy_async.workflows.base import Outcome, Task, as_outcome, mix_team_score
 from recipe.multi_policy_async.workflows.spec import WorkflowSpec
 
 MODELS = {"planner": PLANNER, "solver": SOLVER}
@@ -241,7 +241,7 @@ class RaisesOnFloat:
 
 
 @pytest.mark.parametrize(
-    "result", [None, "good", {}, float("nan"), np.zeros(2), Outcome(1.0, score=[1]), RaisesOnFloat()], ids=repr
+    "result", [None, "good", {}, float("nan"), np.zeros((2, 2)), Outcome(1.0, score=[1]), RaisesOnFloat()], ids=repr
 )
 def test_a_result_that_is_no_reward_is_a_failed_member_and_its_error_names_the_workflow(tmp_path, result):
     job = Job(tmp_path, Scripted({0: [result]}), tasks=1, n=1)
@@ -613,6 +613,50 @@ def test_agents_share_the_teams_score_as_configured(tmp_path):
         return [batch.groups[0].trajectories[0].reward for batch in batches], (await job.driver.stats())["score_mean"]
 
     assert play(job, scenario) == ([0.25, 1.0], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share", "mixed"),
+    [
+        ({"planner": 0.0, "solver": 1.0}, 0.5, {"planner": 0.25, "solver": 0.75}),
+        ({"planner": [0.0, 1.0], "solver": {3: 0.5}}, {"planner": 0.5}, {"planner": [0.25, 0.75], "solver": {3: 0.5}}),
+        (
+            {"e0-t0/planner/0": 0.0, "e0-t0:solver:1": 1.0},
+            {"planner": 1.0},
+            {"e0-t0/planner/0": 0.5, "e0-t0:solver:1": 1},
+        ),
+        ([0.0, 1.0], 0.5, [0.25, 0.75]),
+        (1.0, 0.5, 1.0),  # one reward for all is the team's already
+    ],
+)
+def test_every_form_of_rewards_is_mixed_with_the_teams_score(rewards, share, mixed):
+    """The score is 0.5: the mean over agents of the mean over turns."""
+    assert mix_team_score(as_outcome(rewards), share).rewards == mixed
+
+
+def test_shares_by_agent_need_rewards_that_say_whose_they_are():
+    with pytest.raises(ValueError, match="team_share differs by agent"):
+        mix_team_score(as_outcome([0.0, 1.0]), {"planner": 0.5})
+
+
+def test_a_workflow_may_leave_the_rewards_to_its_agents(tmp_path):
+    job = Job(tmp_path, Scripted({0: [Outcome(None)]}), tasks=1, n=2)
+    job.gateway.posted = {"planner": 0.25, "solver": 0.75}
+
+    async def scenario():
+        await job.driver.run()
+        batch = await job.ingestor.take(SOLVER, 1, Version(0, 0), 1)
+        report = await job.driver.evaluate()
+        return [t.reward for t in batch.groups[0].trajectories], (await job.driver.stats())["score_mean"], report.score
+
+    # Four evaluation tasks, of which only the first leaves its reward to the agents: (0.5 + 3 * 1) / 4.
+    assert play(job, scenario) == ([0.75, 0.75], 0.5, 0.875)
+
+
+def test_an_evaluation_to_which_nobody_posts_a_reward_failed(tmp_path):
+    job = Job(tmp_path, Scripted({index: [Outcome(None)] for index in range(4)}))
+    report = play(job, job.driver.evaluate)
+    assert (report.failed, report.last_error) == (4, "no reward was returned or posted")
 
 
 @pytest.mark.parametrize("share", [1.5, -0.1, {"planner": 2.0}])

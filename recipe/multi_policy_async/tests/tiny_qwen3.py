@@ -24,10 +24,10 @@ EOS = 96
 torch.set_num_threads(1)  # at these sizes threads only wait for each other, for seconds on a busy machine
 
 
-def tiny_qwen3(seed: int = 0, layers: int = 2) -> Qwen3ForCausalLM:
+def tiny_qwen3(seed: int = 0, layers: int = 2, vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=layers,
@@ -46,8 +46,8 @@ def tiny_qwen3(seed: int = 0, layers: int = 2) -> Qwen3ForCausalLM:
     return model
 
 
-def save_tiny_qwen3(folder: Path, seed: int = 0) -> Path:
-    tiny_qwen3(seed).save_pretrained(folder)
+def save_tiny_qwen3(folder: Path, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
+    tiny_qwen3(seed, vocabulary=vocabulary).save_pretrained(folder)
     return folder
 
 

@@ -14,9 +14,11 @@
 """What a user writes (a ``Workflow``) and what it is given (a ``Task`` and ``Agents``)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from ..rewards import Place, Rewards, agent_of, describe, map_rewards, mean_reward
 
 
 class Task(Mapping[str, Any]):
@@ -25,11 +27,13 @@ class Task(Mapping[str, Any]):
     Args:
         index: its place in the dataset; part of every workflow id.
         row: ``prompt`` (messages), ``data_source``, ``ability``, ``reward_model``, ``extra_info`` and any others.
+        scorer: judges an answer to it; ``None``: the verifier of its ``data_source``.
     """
 
-    def __init__(self, index: int, row: Mapping[str, Any]):
+    def __init__(self, index: int, row: Mapping[str, Any], scorer: "Scorer | None" = None):
         self.index = index
         self.row = dict(row)
+        self._scorer = scorer
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -65,16 +69,32 @@ class Task(Mapping[str, Any]):
         """``reward_model.ground_truth``, or ``None``."""
         return (self.row.get("reward_model") or {}).get("ground_truth")
 
+    async def score(self, text: str) -> float:
+        """Judge an agent's final answer, by ``reward.custom_reward_function`` if the job has one.
+
+        Raises:
+            Exception: what the function or the verifier raises.
+        """
+        if self._scorer is None:
+            from .scoring import score_in_thread  # here: it imports this module
+
+            return await score_in_thread(self, text)
+        return await self._scorer(self, text)
+
+
+Scorer = Callable[[Task, str], Awaitable[float]]
+"""Judges an answer to a task."""
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """A workflow's result, when a number or a mapping does not say it all.
+    """A workflow's result, when rewards alone do not say it all.
 
-    ``rewards``: one number for all agents, or numbers by agent id or trajectory id. ``score``: the team's result for
-    the metrics, by default the reward or the mean of the rewards. ``info``: goes to the episode dump.
+    ``rewards``: in any form of ``rewards.py``; ``None``: the agents post them over HTTP. ``score``: the team's result
+    for the metrics, by default the mean of the rewards over agents. ``info``: goes to the episode dump.
     """
 
-    rewards: float | Mapping[str, float]
+    rewards: Rewards | None
     score: float | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,7 +102,7 @@ class Outcome:
 class Workflow(Protocol):
     """One episode of several agents on a task."""
 
-    async def run(self, task: Task, agents: Any) -> float | Mapping[str, float] | Outcome:
+    async def run(self, task: Task, agents: Any) -> Rewards | Outcome:
         """Play an episode and judge it.
 
         A plain (not async) ``run`` is started in a thread of its own. What it raises makes the episode a ``failed``
@@ -93,57 +113,65 @@ class Workflow(Protocol):
             agents: ``agents["planner"]`` is an ``Agent`` (agents.py).
 
         Returns:
-            The reward: one number for all agents, numbers by agent id, or an ``Outcome``.
+            The reward: one number for all agents, numbers by agent or by agent and turn (``rewards.py``), or an
+            ``Outcome``.
         """
         ...
 
 
 def mix_team_score(outcome: Outcome, team_share: float | Mapping[str, float]) -> Outcome:
-    """Give each agent ``share * score + (1 - share) * its own reward``; one reward for all agents stays as it is.
+    """Give each agent ``share * score + (1 - share) * its own reward``, each turn alike; one reward for all stays.
 
     Args:
-        outcome: as ``as_outcome`` made it.
+        outcome: as ``as_outcome`` made it. Rewards that agents post are not known here and are not mixed.
         team_share: one share for all agents, or shares by agent id (others: 0).
+
+    Raises:
+        ValueError: shares differ by agent, and rewards in a list do not say whose they are.
     """
-    if not isinstance(outcome.rewards, Mapping) or outcome.score is None:
+    score = outcome.score
+    if outcome.rewards is None or isinstance(outcome.rewards, float) or score is None:
         return outcome
-    shares = team_share if isinstance(team_share, Mapping) else dict.fromkeys(outcome.rewards, team_share)
-    rewards = {
-        name: shares.get(name, 0.0) * outcome.score + (1 - shares.get(name, 0.0)) * reward
-        for name, reward in outcome.rewards.items()
-    }
-    return Outcome(rewards, outcome.score, outcome.info)
+    if isinstance(team_share, Mapping) and isinstance(outcome.rewards, list):
+        raise ValueError("workflow.team_share differs by agent, so rewards must name agents or trajectories")
+
+    def mix(place: Place, reward: float) -> float:
+        share = team_share.get(agent_of(str(place[0])), 0.0) if isinstance(team_share, Mapping) else team_share
+        return share * score + (1 - share) * reward
+
+    return Outcome(map_rewards(outcome.rewards, mix), score, outcome.info)
 
 
 def as_outcome(result: Any) -> Outcome:
-    """What ``run`` returned, in one form.
+    """What ``run`` returned, in one form: rewards in dicts, lists and floats, and a score if one is known.
 
     Raises:
-        ValueError: it is no number, mapping by name or ``Outcome``, or a reward or the score is not finite.
+        ValueError: it is not in a form of ``rewards.py`` and no ``Outcome``, or a reward or the score is not finite.
     """
     outcome = result if isinstance(result, Outcome) else Outcome(result)
-    rewards = outcome.rewards
     try:
-        if isinstance(rewards, Mapping):
-            if not all(isinstance(name, str) for name in rewards):
-                raise TypeError("agents and trajectories are named by texts")
-            rewards = {name: _number(value) for name, value in rewards.items()}
-            score = sum(rewards.values()) / len(rewards) if outcome.score is None else _number(outcome.score)
-        else:
-            rewards = _number(rewards)
-            score = rewards if outcome.score is None else _number(outcome.score)
+        if outcome.rewards is None and outcome is result:
+            return Outcome(None, None if outcome.score is None else _number((), outcome.score), outcome.info)
+        rewards = map_rewards(outcome.rewards, _number)
+        score = mean_reward(rewards) if outcome.score is None else _number((), outcome.score)
+        if score is None:
+            raise TypeError("there is no reward in it")
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"a workflow must return a number, numbers by agent, or an Outcome, not {result!r}: {error}"
         ) from error
-    numbers = {**rewards, "score": score} if isinstance(rewards, Mapping) else {"reward": rewards, "score": score}
-    for name, number in numbers.items():
-        if not math.isfinite(number):
-            raise ValueError(f"{name} is {number}, not a finite number")
+    map_rewards(rewards, _check_finite)
+    if not math.isfinite(score):
+        raise ValueError(f"score is {score}, not a finite number")
     return Outcome(rewards, score, outcome.info)
 
 
-def _number(value: Any) -> float:
+def _number(place: Place, value: Any) -> float:
     if not hasattr(value, "__float__"):  # float() would also read a text
-        raise TypeError(f"{type(value).__name__} is no number")
+        raise TypeError(f"{describe(place)}: {type(value).__name__} is no number")
     return float(value)
+
+
+def _check_finite(place: Place, number: float) -> None:
+    if not math.isfinite(number):
+        raise ValueError(f"{describe(place)} is {number}, not a finite number")

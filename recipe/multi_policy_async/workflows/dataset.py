@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .base import Task
+from .base import Scorer, Task
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,18 @@ class TaskDataset:
         rows: the rows.
         prompt_key: column with the messages.
         indices: rows to keep, in this order.
+        scorer: judges answers to the tasks.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], *, prompt_key: str, indices: Sequence[int] | None = None):
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        prompt_key: str,
+        indices: Sequence[int] | None = None,
+        scorer: Scorer | None = None,
+    ):
+        self._scorer = scorer
         self._rows = rows
         self._prompt_key = prompt_key
         self._indices = range(len(rows)) if indices is None else indices
@@ -58,16 +67,17 @@ class TaskDataset:
                 f"task {index} has no column {self._prompt_key!r} (data.prompt_key); columns: {sorted(row)}"
             )
         row["prompt"] = _messages(row[self._prompt_key])
-        return Task(index, row)
+        return Task(index, row, self._scorer)
 
 
-def load_tasks(data: Mapping[str, Any], split: str = "train") -> TaskSource:
+def load_tasks(data: Mapping[str, Any], split: str = "train", scorer: Scorer | None = None) -> TaskSource:
     """Tasks of ``split`` (``train`` or ``val``) as the keys of verl's ``data`` section say.
 
     Read are ``<split>_files``, ``<split>_max_samples``, ``prompt_key``, ``shuffle``, ``seed`` and ``custom_cls``; where
     one is missing, verl's own default holds (verl/trainer/config/data/legacy_data.yaml). The choice of
     ``max_samples`` rows is verl's (verl/utils/dataset/rl_dataset.py:RLHFDataset). Length filters are not applied:
-    the gateway refuses prompts that are too long, and what the agents will say is not known here.
+    the gateway refuses prompts that are too long, and what the agents will say is not known here. ``scorer`` judges
+    answers to the tasks; ``None``: the verifier of each task's ``data_source``.
 
     Raises:
         ValueError: no files, a missing file, an unknown format, no rows, or a missing prompt column.
@@ -78,12 +88,15 @@ def load_tasks(data: Mapping[str, Any], split: str = "train") -> TaskSource:
         raise ValueError(f"data.{split}_files names no file")
     custom = data.get("custom_cls") or {}
     if custom.get("path"):
-        return _CustomDataset(_load_custom(files, data, split))
+        return _CustomDataset(_load_custom(files, data, split), scorer)
     rows = _Concatenated([_read(Path(file).expanduser()) for file in files])
     if len(rows) == 0:
         raise ValueError(f"data.{split}_files: no rows in {', '.join(files)}")
     tasks = TaskDataset(
-        rows, prompt_key=data.get("prompt_key") or "prompt", indices=_chosen(len(rows), data, f"{split}_max_samples")
+        rows,
+        prompt_key=data.get("prompt_key") or "prompt",
+        indices=_chosen(len(rows), data, f"{split}_max_samples"),
+        scorer=scorer,
     )
     tasks[0]  # a missing column shows now, not in the first workflow
     return tasks
@@ -140,8 +153,9 @@ class _Concatenated(Sequence[Mapping[str, Any]]):
 class _CustomDataset:
     """A dataset class of verl's ``data.custom_cls``: its items are the rows."""
 
-    def __init__(self, dataset: Any):
+    def __init__(self, dataset: Any, scorer: Scorer | None):
         self._dataset = dataset
+        self._scorer = scorer
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -150,7 +164,7 @@ class _CustomDataset:
         row = dict(self._dataset[index])
         # verl's own dataset takes the messages out of `prompt` and gives them as `raw_prompt`.
         row.setdefault("prompt", row.get("raw_prompt"))
-        return Task(index, row)
+        return Task(index, row, self._scorer)
 
 
 def _load_custom(files: list[str], data: Mapping[str, Any], split: str) -> Any:

@@ -20,7 +20,7 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ import httpx
 from ..gateway.client import AgentEndpoints
 from ..ingest.handle import call
 from ..ingest.ledger import TERMINAL
+from ..rewards import Rewards
 from ..trajectory import WorkflowId, WorkflowRecord
 from .agents import Agents
 from .base import Outcome, Task, Workflow, as_outcome, mix_team_score
@@ -53,7 +54,7 @@ class GatewayControl(Protocol):
         workflow_id: str,
         *,
         status: str,
-        rewards: float | Mapping[str, float] | None,
+        rewards: Rewards | None,
         score: float | None,
         error: str | None,
     ) -> Mapping[str, Any]: ...
@@ -158,6 +159,10 @@ class EpisodeRunner:
         status = "failed" if outcome is None else "ok"
         rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
         answer = await self._control("finalize", workflow_id, status=status, rewards=rewards, score=score, error=error)
+        if outcome is not None and outcome.score is None:
+            outcome = replace(outcome, score=answer.get("score"))
+            if outcome.score is None:
+                outcome, error = None, "no reward was returned or posted"
         return Evaluated(outcome, error, answer.get("version_vector") or {})
 
     def stop(self) -> None:
@@ -190,7 +195,9 @@ class EpisodeRunner:
         except BaseException:
             self._transcripts.forget(token)
             raise
-        score = outcome.score if outcome is not None and status == "ok" else None
+        score = None
+        if outcome is not None and status == "ok":
+            score = answer.get("score") if outcome.score is None else outcome.score
         ended = Ended(answer.get("status", status), score, error, retry + 1, time.monotonic() - started)
         if watched:
             episode = {

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..rewards import mean_reward
 from ..trajectory import Version
 from .episode import Evaluated
 
@@ -32,7 +33,7 @@ class EvaluationReport:
     tasks: int
     failed: int
     score: float  # mean over all tasks
-    rewards: Mapping[str, float] = field(default_factory=dict)  # by agent, mean over the tasks that name it
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by agent, mean over turns and tasks
     first: Mapping[str, Version] = field(default_factory=dict)
     last: Mapping[str, Version] = field(default_factory=dict)
     last_error: str | None = None
@@ -51,7 +52,8 @@ def summarize(results: Sequence[Evaluated]) -> EvaluationReport:
     for result in results:
         if result.outcome is not None and isinstance(result.outcome.rewards, Mapping):
             for agent, reward in result.outcome.rewards.items():
-                rewards[agent].append(reward)
+                if (mean := mean_reward(reward)) is not None:
+                    rewards[agent].append(mean)
         for model_id, span in result.versions.items():
             versions[model_id] += [Version.parse(text) for text in span]
     scores = [result.outcome.score or 0.0 for result in results if result.outcome is not None]

@@ -11,8 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Finds a user's workflow class."""
+"""Finds what users wrote: workflow classes and reward functions."""
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -53,16 +54,28 @@ def load_workflow_class(name: str, path: str | None = None) -> type:
     return found
 
 
+def load_attribute(path: str, name: str) -> Any:
+    """What ``name`` is in a ``.py`` file or ``pkg://package.module``.
+
+    Raises:
+        ValueError: there is no such file, module or name.
+    """
+    module = _load_module(path)
+    if not hasattr(module, name):
+        raise ValueError(f"{path} has no {name!r}")
+    return getattr(module, name)
+
+
 def _load_module(path: str) -> Any:
     if path.startswith("pkg://"):
         return _import(path.removeprefix("pkg://"))
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"workflow.path {path!r} is not a file")
-    name = f"workflow_file_{file.stem}"
+        raise ValueError(f"path {path!r} is not a file")
+    name = f"user_file_{file.stem}_{hashlib.blake2s(str(file.resolve()).encode(), digest_size=3).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ValueError(f"workflow.path {path!r} is not a Python file")
+        raise ValueError(f"path {path!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look modules up by name
     spec.loader.exec_module(module)
@@ -74,5 +87,5 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
-            raise ValueError(f"workflow: there is no module {error.name!r}") from error
+            raise ValueError(f"there is no module {error.name!r}") from error
         raise

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import Outcome, Task
-from .scoring import REASONING_GYM, extract_answer, is_number, score_in_thread
+from .scoring import REASONING_GYM, extract_answer, is_number
 
 Examples = Sequence[Sequence[str]]
 """Pairs of a user message and the reply to it, told before the prompt: small models need to be shown."""
@@ -72,12 +72,13 @@ class PlannerSolver:
 class PlannerSolverVerifier(PlannerSolver):
     """As above, but some answers are checked: then the verifier's message is the final one.
 
-    Checked are ill-formed answers (no number where one is expected) and hard questions, so the verifier is called in a
-    part of the workflows only.
+    Checked are ill-formed answers (no number where one is expected), hard questions, and a sample of all tasks, so the
+    verifier is called in a part of the workflows only.
 
     Args:
         verifier_prompt: the verifier's user message, with ``{plan}`` and ``{answer}``.
         check_from_terms: reasoning-gym questions with at least so many terms are hard; other tasks are never hard.
+        check_every: every so many-th task of the dataset is checked in any case; 0: none.
         others: as for ``PlannerSolver``.
 
     Agents: ``planner``, ``solver``, ``verifier``.
@@ -85,10 +86,19 @@ class PlannerSolverVerifier(PlannerSolver):
 
     agents = ("planner", "solver", "verifier")
 
-    def __init__(self, verifier_prompt: str = "{plan} = {answer}", check_from_terms: int = 3, **others: Any):
+    def __init__(
+        self,
+        verifier_prompt: str = "{plan} = {answer}",
+        check_from_terms: int = 3,
+        check_every: int = 0,
+        **others: Any,
+    ):
+        if check_every < 0:
+            raise ValueError(f"check_every is {check_every}, not 0 or a number of tasks")
         super().__init__(**others)
         self._verifier_prompt = verifier_prompt
         self._check_from_terms = check_from_terms
+        self._check_every = check_every
 
     async def run(self, task: Task, agents: Mapping[str, Any]) -> Outcome:
         plan, message = await self.plan_and_solve(task, agents)
@@ -100,6 +110,8 @@ class PlannerSolverVerifier(PlannerSolver):
     def needs_check(self, task: Task, message: str) -> bool:
         """Whether the solver's message goes to the verifier."""
         if extract_answer(message, is_number(str(task.ground_truth))) is None:
+            return True
+        if self._check_every and task.index % self._check_every == 0:
             return True
         if not task["data_source"].startswith(REASONING_GYM):
             return False
@@ -129,4 +141,4 @@ async def ask(agent: Any, prompt: str, examples: Sequence[Mapping[str, str]], **
 
 async def judge(task: Task, message: str, **info: str) -> Outcome:
     """Score the final message."""
-    return Outcome(await score_in_thread(task, message), info={"answer": message, **info})
+    return Outcome(await task.score(message), info={"answer": message, **info})

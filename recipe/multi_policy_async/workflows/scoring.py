@@ -11,17 +11,23 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Scores an answer with the verifier that belongs to the task's ``data_source``. Torch-free for reasoning-gym."""
+"""Scores an answer with the user's reward function, or the verifier that belongs to the task's ``data_source``.
+
+Torch-free for reasoning-gym and for users' functions.
+"""
 
 import asyncio
+import inspect
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from .base import Task
+from .base import Scorer, Task
+from .loader import load_attribute
 
 REASONING_GYM = "reasoning_gym/"
 _VERIFIERS = ThreadPoolExecutor(4, thread_name_prefix="verifier")  # apart from asyncio's, which others may fill
@@ -74,6 +80,49 @@ def score_message(task: Task, text: str) -> float:
 
     result = default_compute_score(source, text, truth, extra_info=dict(task["extra_info"]))
     return float(result["score"] if isinstance(result, dict) else result)
+
+
+def load_reward_function(path: str, name: str, kwargs: Mapping[str, Any]) -> Scorer:
+    """A function of verl's ``reward.custom_reward_function``, plain or async (verl/trainer/ppo/reward.py).
+
+    It is called as verl's ``NaiveRewardManager`` does, with ``data_source``, ``solution_str``, ``ground_truth``,
+    ``extra_info`` and ``kwargs``, and answers with a number, or a mapping whose ``score`` counts. verl is not imported,
+    and what verl adds to ``extra_info`` (``num_turns``, ``rollout_reward_scores``) is not there.
+
+    Args:
+        path: a ``.py`` file or ``pkg://module``.
+        name: the function in it.
+        kwargs: more keyword arguments of each call.
+
+    Returns:
+        A scorer; a plain function runs in a thread, beside the event loop.
+
+    Raises:
+        ValueError: there is no such file, module or function.
+    """
+    function = load_attribute(path, name)
+    if not callable(function):
+        raise ValueError(f"{name} in {path} is not a function")
+
+    async def score(task: Task, text: str) -> float:
+        call = partial(
+            function,
+            data_source=task.get("data_source"),
+            solution_str=text,
+            ground_truth=task.ground_truth,
+            extra_info=dict(task.get("extra_info") or {}),
+            **kwargs,
+        )
+        if inspect.iscoroutinefunction(function):
+            result = await call()
+        else:
+            result = await asyncio.get_running_loop().run_in_executor(_VERIFIERS, call)
+        value = float(result["score"] if isinstance(result, Mapping) else result)
+        if not math.isfinite(value):
+            raise ValueError(f"{name} gave {value} for an answer to task {task.index}, not a finite number")
+        return value
+
+    return score
 
 
 @lru_cache

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from recipe.multi_policy_async.gateway.client import AgentEndpoints
+from recipe.multi_policy_async.rewards import mean_reward
 from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, record, trajectory
 from recipe.multi_policy_async.trajectory import WorkflowRecord
 
@@ -60,6 +61,7 @@ class FakeGatewayControl:
         self.aborted: list[str] = []
         self.errors: dict[str, list[BaseException]] = {}  # method -> errors of its next calls
         self.silent_after: dict[str, int] = {}  # agent -> workflows after which it is not called any more
+        self.posted: Any = None  # rewards that the agents of every workflow post
         self.lose_answers: list[str] = []  # methods whose next call works, but its answer is lost
 
     def _maybe_fail(self, method: str) -> None:
@@ -82,15 +84,19 @@ class FakeGatewayControl:
     ) -> Mapping[str, Any]:
         await asyncio.sleep(0)
         self._maybe_fail("finalize")
+        rewards = self.posted if rewards is None and status == "ok" else rewards
+        score = mean_reward(rewards) if score is None and rewards is not None else score
         if self.purposes[workflow_id] == "eval":
-            return {"workflow_id": workflow_id, "status": status, "version_vector": {PLANNER: ["0.2", "1.3"]}}
+            versions = {PLANNER: ["0.2", "1.3"]}
+            return {"workflow_id": workflow_id, "status": status, "score": score, "version_vector": versions}
         rows = [] if rewards is None and status == "ok" else self._rows(workflow_id, rewards)
         accepted = await self._sink(record(workflow_id, *rows, status=status, score=score, error=error))
         self.finalized.append((workflow_id, status))
         if "finalize" in self.lose_answers:
             self.lose_answers.remove("finalize")
             raise connection_error()
-        return {"workflow_id": workflow_id, "status": status, "trajectories": [], "accepted": accepted}
+        answer = {"workflow_id": workflow_id, "status": status, "score": score}
+        return {**answer, "trajectories": [], "accepted": accepted}
 
     def _rows(self, workflow_id: str, rewards: Any) -> Sequence[Any]:
         def reward(agent: str) -> float | None:

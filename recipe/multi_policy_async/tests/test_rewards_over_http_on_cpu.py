@@ -1,0 +1,140 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Rewards by turn, and rewards that agents post themselves, over real HTTP."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .fakes.fake_engine import FakeEngine
+from .fakes.gateway_world import Texts, gateway_world
+from .fakes.tiny_model_folder import make_model_folder
+
+W = "e0-t0-s0-a0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def texts(folder) -> Texts:
+    return Texts(folder)
+
+
+def play(folder, texts, act, **spec):
+    """Two turns of the planner and one of the solver; then ``act(world, endpoints, post)``."""
+
+    async def run():
+        engines = {name: FakeEngine(texts.says("fine")) for name in ("planner_model", "solver_model")}
+        async with gateway_world(folder, engines, **spec) as world, httpx.AsyncClient(verify=False) as http:
+            endpoints = await world.open(W)
+            planner, solver = (world.client(endpoints[agent]) for agent in ("planner", "solver"))
+            history = [{"role": "user", "content": "one"}]
+            first = await planner.chat.completions.create(model="m", messages=history)
+            answer = {"role": "assistant", "content": first.choices[0].message.content}
+            history += [answer, {"role": "user", "content": "two"}]
+            await planner.chat.completions.create(model="m", messages=history)
+            await solver.chat.completions.create(model="m", messages=history[:1])
+
+            async def post(agent, content):
+                # What an agent without our Python packages does: it knows its base URL, nothing else.
+                url = f"{endpoints[agent].openai_base_url}/rewards"
+                return await http.post(url, content=content, headers={"content-type": "application/json"})
+
+            await act(world, endpoints, post)
+            return {(row.agent_id, row.turn): row.reward for row in world.sink.rows}, world
+
+    return asyncio.run(run())
+
+
+def test_a_black_box_agent_posts_its_own_reward(folder, texts):
+    async def act(world, endpoints, post):
+        assert (await post("planner", '{"reward": [0.1, 0.9]}')).status_code == 200
+        assert (await post("solver", '{"reward": 0.5}')).status_code == 200
+        final = await world.control.finalize(W)
+        assert final["score"] == 0.5  # mean over agents of the mean over turns
+        assert (await post("solver", '{"reward": 1.0}')).status_code == 409
+
+    rewards, world = play(folder, texts, act)
+    assert rewards == {("planner", 0): 0.1, ("planner", 1): 0.9, ("solver", 0): 0.5}
+    assert world.sink.records[0].score == 0.5
+
+
+def test_whoever_judges_the_team_may_post_for_all_agents(folder, texts):
+    async def act(world, endpoints, post):
+        await post("solver", '{"rewards": {"planner": {"0": 0.25, "1": 0.75}, "solver": 1}}')
+        await world.control.finalize(W)
+
+    rewards, _ = play(folder, texts, act)
+    assert rewards == {("planner", 0): 0.25, ("planner", 1): 0.75, ("solver", 0): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"reward": null}', "is None, not a finite number"),
+        ('{"reward": "high"}', "is 'high', not a finite number"),
+        ('{"rewards": {"slover": 1}}', "unknown agents ['slover']"),
+        ('{"reward": {"first": 1}}', "'first' is no turn number"),
+    ],
+)
+def test_a_posted_reward_that_cannot_be_used_is_told_at_once_with_the_workflow(folder, texts, body, says):
+    async def act(world, endpoints, post):
+        answer = await post("planner", body)
+        assert answer.status_code == 400
+        assert W in answer.text and says in answer.json()["error"]["message"]
+        await world.control.finalize(W, rewards=1.0)
+
+    play(folder, texts, act)
+
+
+@pytest.mark.parametrize("body", ['{"reward": NaN}', '{"reward": 1, "rewards": 1}', "{}", '{"score": 1}', "[1]"])
+def test_other_bodies_are_refused(folder, texts, body):
+    async def act(world, endpoints, post):
+        assert (await post("planner", body)).status_code == 400
+        await world.control.finalize(W, rewards=1.0)
+
+    play(folder, texts, act)
+
+
+def test_rewards_by_turn_give_one_row_per_turn_also_where_conversations_are_merged(folder, texts):
+    """GRPO sums rewards over a row and has one group per row, so each turn needs a row of its own."""
+
+    async def by_agent(world, endpoints, post):
+        await world.control.finalize(W, rewards={"planner": 0.5, "solver": 1.0})
+
+    async def by_turn(world, endpoints, post):
+        await world.control.finalize(W, rewards={"planner": [0.1, 0.9], "solver": 1.0})
+
+    assert play(folder, texts, by_agent, rows="merged")[0] == {("planner", 0): 0.5, ("solver", 0): 1.0}
+    rewards, world = play(folder, texts, by_turn, rows="merged")
+    assert rewards == {("planner", 0): 0.1, ("planner", 1): 0.9, ("solver", 0): 1.0}
+    assert [row.turn for row in world.sink.rows if row.agent_id == "planner"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [0.5, [0.5, 0.5, 0.5], {"planner": 0.5, "solver": 0.5}, {"planner": (0.5, 0.5), "solver": {0: 0.5}}]
+    + [{f"{W}/planner/0": 0.5, f"{W}:planner:1": 0.5, "solver": 0.5}],
+)
+def test_every_form_reaches_the_rows_through_the_control_client(folder, texts, rewards):
+    async def act(world, endpoints, post):
+        json.dumps(await world.control.finalize(W, rewards=rewards))
+
+    assert play(folder, texts, act)[0] == {("planner", 0): 0.5, ("planner", 1): 0.5, ("solver", 0): 0.5}
