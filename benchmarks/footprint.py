@@ -48,10 +48,9 @@ def measure(config: str, policies: int, overrides: list[str]) -> Footprint:
     """Run one composition and read its process tree after the first step of its last policy."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "recipe.multi_policy_async.main_multi_policy", "--config-name", config]
+        settings = [f"run.dir={folder}/run", "stop.updates=3", "validation.before_training=false"]
         started = time.monotonic()
-        job = subprocess.Popen(
-            [*command, f"run.dir={folder}/run", "stop.updates=3", *overrides], stdout=subprocess.PIPE, text=True
-        )
+        job = subprocess.Popen([*command, *settings, *overrides], stdout=subprocess.PIPE, text=True)
         assert job.stdout is not None
         trained: set[str] = set()
         footprint = None

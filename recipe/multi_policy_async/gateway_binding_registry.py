@@ -48,6 +48,7 @@ class ModelBinding:
     trained: bool  # False = frozen: clients decide the sampling, rows are recorded but never trained
     incarnation: int
     sampling: dict[str, Any]  # the rollout config's temperature, top_p, top_k, min_p, penalties
+    eval_sampling: dict[str, Any] = field(default_factory=dict)  # its val_kwargs: what differs in evaluation
     max_prompt_length: int  # tokens
     max_response_length: int  # tokens
     max_model_len: int  # tokens, prompt and response together

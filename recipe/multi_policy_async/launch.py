@@ -79,10 +79,12 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
             GatewayControlClient(gateway_url, control_key),
             ingestor,
             eval_tasks=load_tasks(data, "val", scorer) if job.data.val_files else None,
+            validation=job.validation,
             run_dir=Path(job.run.dir),
             shuffle=job.data.shuffle,
             seed=data["seed"],
             max_tasks=job.stop.tasks if job.stop.by == "tasks" else None,
+            policies=len(job.models),
             poll_s=job.ingest.poll_s,
         )
 

@@ -243,6 +243,8 @@ class ModelAsyncRuntime:
                 for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
                 if rollout.get(key) is not None
             },
+            # as verl's agent loop takes them (experimental/agent_loop/agent_loop.py, validate)
+            eval_sampling={key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")},
             max_prompt_length=rollout.prompt_length,
             max_response_length=rollout.response_length,
             max_model_len=rollout.max_model_len or rollout.prompt_length + rollout.response_length,

@@ -39,6 +39,8 @@ from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
 from .policy_life import PolicyLife
 from .supervision import ANSWER_S, JobFailedError, first_failure, named
+from .team_tracking import TeamTracking
+from .validation_scheduler import Evaluation, ValidationScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class MultiModelDisaggregateTrainer:
         self.restore = restore
         self.metrics = metrics
         self.trained = list(job.trained)
+        self.tracking = TeamTracking(job)
         self._drain = asyncio.Event()
         self.ingestor: Any = None
         self.workflow_driver: Any = None
@@ -119,6 +122,7 @@ class MultiModelDisaggregateTrainer:
             raise first_failure(failures) from failures
 
     async def _supervise(self, group: asyncio.TaskGroup) -> dict[str, TrainingOutcome]:
+        self.validation = self._make_validation()
         watches = [
             self._workflows(),
             self._pipeline_lines(),
@@ -127,20 +131,38 @@ class MultiModelDisaggregateTrainer:
             named(self.gateway.wait_closed.remote(), "gateway"),
         ]
         background = [group.create_task(watch) for watch in watches]
+        validating = group.create_task(self.validation.run())
         trained = [self.policies[model_id] for model_id in self.trained]
         while not all(policy.ended.is_set() for policy in trained):  # a restart takes an end back
             await asyncio.gather(*(policy.ended.wait() for policy in trained))
+        outcomes = {policy.model_id: policy.outcome for policy in trained}
+        self.validation.training_ended({model_id: outcome.version for model_id, outcome in outcomes.items()})
+        drained = group.create_task(self._drain.wait())  # then a person wants the job to end
+        await asyncio.wait({validating, drained}, return_when=asyncio.FIRST_COMPLETED)
+        validating.cancel()
+        drained.cancel()
         await named(self.workflow_driver.stop.remote(), "workflow driver", ANSWER_S)
         for task in background:
             task.cancel()
-        return {policy.model_id: policy.outcome for policy in trained}
+        return outcomes
+
+    def _make_validation(self) -> ValidationScheduler:
+        def publish(evaluation: Evaluation) -> None:
+            self.metrics.validation(evaluation)
+            self.tracking.log(evaluation)
+
+        parts = (self.workflow_driver, self.ingestor, self.gateway)
+        note = self.metrics.note
+        return ValidationScheduler(self.job.validation, *parts, self.trained, publish=publish, note=note)
 
     async def _on_step(self, report: StepReport) -> None:
+        self.validation.on_version(report.model_id, report.version)
         counts = await named(self.ingestor.stats.remote(), "ingestor", ANSWER_S)
         self.metrics.step(report, counts[report.model_id])
 
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
+        self.tracking.finish()
         parts = [policy.runtime.stop.remote() for policy in self.policies.values()]
         parts += [self.gateway.stop.remote()] if self.gateway is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []

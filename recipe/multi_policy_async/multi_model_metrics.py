@@ -19,7 +19,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:  # trainers import this module too and need no HTTP client
+    from .validation_scheduler import Evaluation
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,19 @@ class PhaseReport:
     time: float
 
 
+def describe_versions(evaluation: "Evaluation") -> str:
+    """``planner_model version 4, solver_model versions 3-5``: which weights answered."""
+    parts = []
+    for model_id, first in evaluation.report.first.items():
+        oldest, newest = first.number, evaluation.report.last[model_id].number
+        span = f"version {oldest}" if oldest == newest else f"versions {oldest}-{newest}"
+        parts.append(f"{model_id} {span}")
+    return ", ".join(parts)
+
+
 class JobMetrics:
-    """Writes the console lines and the run directory's ``metrics/steps.jsonl`` and ``metrics/pipeline.jsonl``.
+    """Writes the console lines and the run directory's ``metrics/steps.jsonl``, ``metrics/pipeline.jsonl`` and
+    ``validation.jsonl``.
 
     Args:
         run_dir: where the files go.
@@ -62,8 +76,8 @@ class JobMetrics:
         self._out = out
         self._width = max(len(model_id) for model_id in model_ids)
         self._started = time.monotonic()
-        self._dir = run_dir / "metrics"
-        self._dir.mkdir(parents=True, exist_ok=True)
+        self._run_dir = run_dir
+        (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
 
     def step(self, report: StepReport, counts: Mapping[str, Any]) -> None:
         """Print and record a training step; ``counts`` are the ingestor's numbers for this model."""
@@ -75,7 +89,7 @@ class JobMetrics:
             f"trained {counts['trained']:>6}  dropped {sum(dropped.values()):>4}"
             f"{' (' + reasons + ')' if reasons else ''}  {report.step_seconds:6.2f} s"
         )
-        self._append("steps.jsonl", {**asdict(report), "counts": dict(counts)})
+        self._append("metrics/steps.jsonl", {**asdict(report), "counts": dict(counts)})
 
     def pipeline(self, workflows: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> None:
         """Print and record the state of the whole pipeline."""
@@ -84,13 +98,30 @@ class JobMetrics:
             for model_id, m in models.items()
         ]
         score = workflows["score_mean"]
+        blocked = f" ({workflows['blocked']} blocked)" if workflows["blocked"] else ""
         self._print(
-            f"{'pipeline':<{self._width}}  workflows {workflows['running']} running, {workflows['finished']} finished, "
-            f"{workflows['failed']} failed"
+            f"{'pipeline':<{self._width}}  workflows {workflows['running']} running{blocked}, "
+            f"{workflows['finished']} finished, {workflows['failed']} failed"
             + (f", score {score:.3f}" if score is not None else "")
             + f" | {' | '.join(parts)}"
         )
-        self._append("pipeline.jsonl", {"time": time.time(), "workflows": dict(workflows), "models": dict(models)})
+        self._append(
+            "metrics/pipeline.jsonl", {"time": time.time(), "workflows": dict(workflows), "models": dict(models)}
+        )
+
+    def validation(self, evaluation: "Evaluation") -> None:
+        """Print and record an evaluation of the whole team."""
+        report = evaluation.report
+        rewards = ", ".join(f"{agent} {reward:.3f}" for agent, reward in report.rewards.items())
+        self._print(
+            f"{'validation':<{self._width}}  score {report.score:.3f}"
+            f"{' (' + rewards + ')' if rewards else ''}  {report.workflows} workflows, {report.failed} failed  "
+            f"{describe_versions(evaluation)}  {report.seconds:.1f} s, {evaluation.occasion}"
+        )
+        record = {"time": time.time(), "occasion": evaluation.occasion, "updates": evaluation.updates, **asdict(report)}
+        for vector in ("first", "last"):
+            record[vector] = {model_id: str(version) for model_id, version in getattr(report, vector).items()}
+        self._append("validation.jsonl", record)
 
     def note(self, text: str) -> None:
         """Print a line that is no measurement."""
@@ -100,5 +131,5 @@ class JobMetrics:
         print(f"[{time.monotonic() - self._started:7.1f} s] {text}", file=self._out, flush=True)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with (self._dir / name).open("a") as file:
+        with (self._run_dir / name).open("a") as file:
             file.write(json.dumps(record) + "\n")

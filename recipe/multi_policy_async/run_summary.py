@@ -13,8 +13,8 @@
 # limitations under the License.
 """What a finished run reached: ``python -m recipe.multi_policy_async.run_summary RUN_DIR``.
 
-Reads what the job wrote (``config/job.yaml``, ``metrics/steps.jsonl``) and exits 1 unless every trained policy reached
-the number of versions that its job asked for.
+Reads what the job wrote (``config/job.yaml``, ``metrics/steps.jsonl``, ``validation.jsonl``) and exits 1 unless every
+trained policy reached the number of versions that its job asked for.
 """
 
 import argparse
@@ -85,6 +85,26 @@ def _summary(model_id: str, policy: dict[str, Any], steps: list[dict[str, Any]])
     )
 
 
+def describe_validation(run_dir: Path) -> list[str]:
+    """A line for the first, the best and the last evaluation of the whole team; none without evaluations."""
+    file = run_dir / "validation.jsonl"
+    evaluations = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    if not evaluations:
+        return []
+    best = max(evaluations, key=lambda each: each["score"])
+    chosen = {"first": evaluations[0], "best": best, "last": evaluations[-1]}
+    return [f"validation, {name}: {_describe(each)}" for name, each in chosen.items()]
+
+
+def _describe(evaluation: dict[str, Any]) -> str:
+    versions = ", ".join(
+        f"{model_id} {first}" if first == (last := evaluation["last"][model_id]) else f"{model_id} {first} to {last}"
+        for model_id, first in evaluation["first"].items()
+    )
+    failed = f", {evaluation['failed']} failed" if evaluation["failed"] else ""
+    return f"score {evaluation['score']:.3f} of {evaluation['workflows']} workflows{failed}, by {versions or 'nobody'}"
+
+
 def _mean(steps: list[dict[str, Any]]) -> float:
     return sum(step["reward"] for step in steps) / len(steps) if steps else 0.0
 
@@ -92,12 +112,14 @@ def _mean(steps: list[dict[str, Any]]) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path)
+    run_dir = parser.parse_args(argv).run_dir
     try:
-        policies = summarize(parser.parse_args(argv).run_dir)
+        policies = summarize(run_dir)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print("\n".join(map(str, policies)) or "no policy was trained")
+    lines = [*map(str, policies), *describe_validation(run_dir)]
+    print("\n".join(lines) or "no policy was trained")
     return 0 if all(policy.reached for policy in policies) else 1
 
 

@@ -188,12 +188,29 @@ class TrajectoryIngestor:
         return await self._outlet.take(model_id, groups, version, timeout_s)
 
     async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
-        """With ``on_stale: hold``, wait until ``version`` can be published without making a group in play stale.
+        """Wait until ``version`` can be published: no pin is set and, with ``on_stale: hold``, no group in play
+        would become stale.
 
         Returns:
-            ``False`` after ``timeout_s``: ask again. Other policies get ``True`` at once.
+            ``False`` after ``timeout_s``: ask again.
         """
         return await self._outlet.hold(model_id, version, timeout_s)
+
+    async def pin_versions(self, seconds: float, timeout_s: float) -> bool:
+        """Let no policy publish a version for ``seconds``, or until ``unpin_versions``; again: renew it.
+
+        Args:
+            seconds: after them the pin is gone by itself.
+            timeout_s: longest wait for versions that are being published.
+
+        Returns:
+            Whether no policy is publishing any more; ``False`` after ``timeout_s``: ask again.
+        """
+        return await self._outlet.pin_versions(seconds, timeout_s)
+
+    async def unpin_versions(self) -> None:
+        """Let policies publish again."""
+        await self._outlet.unpin_versions()
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         """The batch was trained by the step that leads to version ``step`` of ``incarnation``.

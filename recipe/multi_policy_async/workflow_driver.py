@@ -20,14 +20,13 @@
 | waits for | where | ended by |
 |---|---|---|
 | room in training | before a task | ingestor, drain, stop |
-| a free slot | before a task, before an episode | an episode that ends, drain, stop |
+| a free slot | before a task, before an episode | an episode that ends or is blocked on a policy, drain, stop |
 | agents | in an episode | the workflow, its deadline, stop |
 """
 
 import asyncio
 import logging
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -40,10 +39,11 @@ from .ingest.handle import TargetDiedError, call
 from .trajectory import WorkflowId
 from .workflows.base import Task, Workflow
 from .workflows.dataset import TaskSource
-from .workflows.episode import Ended, EpisodeRunner, Evaluated, GatewayControl
-from .workflows.evaluation import EvaluationReport, summarize
+from .workflows.episode import Ended, EpisodeRunner, GatewayControl
+from .workflows.evaluation import EvaluationReport, Evaluator
 from .workflows.failures import describe
-from .workflows.spec import WorkflowSpec
+from .workflows.slots import Slots, watch_blocked, without_attempt
+from .workflows.spec import ValidationSpec, WorkflowSpec
 from .workflows.task_plan import plan_tasks
 from .workflows.transcript import Transcripts
 
@@ -69,11 +69,13 @@ class WorkflowDriver:
         gateway: control client.
         ingestor: the trajectory ingestor or its actor handle.
         eval_tasks: what ``evaluate`` plays.
+        validation: how it plays them.
         run_dir: where episodes are written; ``None``: nowhere.
         shuffle: shuffle tasks within each epoch.
         seed: of the shuffling.
         epochs: ``None``: until stopped.
         max_tasks: tasks of the whole run; ``None``: no limit.
+        policies: of the job; each has slots for workflows that are blocked on it.
         poll_s: longest wait of one call to the ingestor.
     """
 
@@ -86,17 +88,18 @@ class WorkflowDriver:
         ingestor: Any,
         *,
         eval_tasks: TaskSource | None = None,
+        validation: ValidationSpec | None = None,
         run_dir: Path | None = None,
         shuffle: bool,
         seed: int,
         epochs: int | None = None,
         max_tasks: int | None = None,
+        policies: int = 1,
         poll_s: float = 5.0,
     ):
         self._spec = spec
         self._tasks = tasks
         self._ingestor = ingestor
-        self._eval_tasks = eval_tasks
         self._plan = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "max_tasks": max_tasks}
         self._poll_s = poll_s
         self._transcripts = Transcripts(run_dir and run_dir / "episodes.jsonl", spec.dump_every)
@@ -105,16 +108,22 @@ class WorkflowDriver:
             event_hooks={"response": [self._transcripts.on_response]},
             trust_env=False,  # no proxies: the gateway is on this host or in this cluster
         )
-        self._runner = EpisodeRunner(workflow, spec, gateway, ingestor, self._http, self._transcripts)
-        self._slots = asyncio.Semaphore(spec.max_concurrent)
+        parts = (workflow, spec, gateway, ingestor, self._http, self._transcripts)
+        threads = spec.max_concurrent + policies * spec.max_blocked_per_policy
+        self._runner = EpisodeRunner(*parts, threads=threads)
+        self._evaluator: Evaluator | None = None
+        if eval_tasks is not None and validation is not None:
+            runner = EpisodeRunner(*parts, threads=validation.max_concurrent)
+            self._evaluator = Evaluator(runner, eval_tasks, validation)
+        self._gateway = gateway
+        self._slots = Slots(spec.max_concurrent, spec.max_blocked_per_policy)
         self._episodes: set[asyncio.Task] = set()
-        self._wake = asyncio.Event()  # an episode ended, or draining began
+        self._wake = asyncio.Event()  # an episode ended or holds another slot, or draining began
         self._draining = False
         self._failure: BaseException | None = None
         self._state = "starting"
         self._endings: Counter[str] = Counter()
         self._retried = 0
-        self._running = 0
         self._tasks_started = 0
         self._epoch = 0
         self._last_error: str | None = None
@@ -131,11 +140,15 @@ class WorkflowDriver:
             DriverError: too many workflows failed in a row, a policy gets no groups, or a part it needs is gone. The
                 ingestor was told.
         """
+        watching = asyncio.ensure_future(
+            watch_blocked(self._slots, self._gateway.blocked, self._spec.blocked_after_s, self._wake.set)
+        )
         try:
             try:
                 await self._produce()
                 await self._wait_until(lambda: not self._episodes, "finishing")
             finally:
+                watching.cancel()
                 await self._cancel_episodes()
             await call(self._ingestor, "end_of_data")
         except asyncio.CancelledError:
@@ -148,22 +161,14 @@ class WorkflowDriver:
         self._state = "ended"
 
     async def evaluate(self) -> EvaluationReport:
-        """Play every evaluation task once, beside training or before it; nothing of it enters the ledger.
+        """Play the evaluation tasks, beside training or before it, in slots of their own; see ``Evaluator.evaluate``.
 
         Raises:
             ValueError: the driver has no evaluation tasks.
-            InfrastructureError: the gateway is gone.
         """
-        tasks = self._eval_tasks
-        if tasks is None:
+        if self._evaluator is None:
             raise ValueError("there is nothing to evaluate on: data.val_files names no file")
-        name = f"eval-{uuid.uuid4().hex[:12]}"
-
-        async def one(index: int) -> Evaluated:
-            async with self._slots:
-                return await self._runner.evaluate(f"{name}-t{index}", tasks[index])
-
-        return summarize(await asyncio.gather(*(one(index) for index in range(len(tasks)))))
+        return await self._evaluator.evaluate()
 
     async def drain(self) -> None:
         """Start no more tasks; the running ones go on, up to their deadlines."""
@@ -178,6 +183,8 @@ class WorkflowDriver:
         except TargetDiedError as error:
             logger.info("stopping without an ingestor: %s", error)
         await self._cancel_episodes()
+        if self._evaluator is not None:
+            await self._evaluator.stop()
         self._runner.stop()
         await self._http.aclose()
 
@@ -185,8 +192,9 @@ class WorkflowDriver:
         """Numbers for the pipeline line. ``score_mean`` is over the last 256 workflows that ended well."""
         return {
             "state": self._state,
-            "running": self._running,
-            "waiting": len(self._episodes) - self._running,
+            "running": self._slots.running,
+            "blocked": self._slots.blocked,
+            "waiting": len(self._episodes) - self._slots.running,
             "finished": self._endings["ok"] + self._endings["no_calls"],
             "failed": self._endings["failed"],
             "aborted": self._endings["aborted"],
@@ -206,7 +214,8 @@ class WorkflowDriver:
         started = await call(self._ingestor, "issued_tasks")
         for epoch, task in plan_tasks(len(self._tasks), started=started, **self._plan):
             await self._wait_until(
-                lambda: self._draining or len(self._episodes) < self._spec.max_concurrent, "all slots in use"
+                lambda: self._draining or len(self._episodes) - self._slots.blocked < self._spec.max_concurrent,
+                "all slots in use",
             )
             if not await self._admit(epoch, task):
                 return
@@ -243,12 +252,8 @@ class WorkflowDriver:
             episode.add_done_callback(self._on_episode_end)
 
     async def _episode(self, workflow_id: WorkflowId, members: int, task: Task) -> None:
-        async with self._slots:
-            self._running += 1
-            try:
-                ended = await self._runner.run(workflow_id, members, task)
-            finally:
-                self._running -= 1
+        async with self._slots.hold(without_attempt(str(workflow_id))):
+            ended = await self._runner.run(workflow_id, members, task)
         self._count(ended)
 
     def _count(self, ended: Ended) -> None:

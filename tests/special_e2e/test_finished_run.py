@@ -56,7 +56,16 @@ def on_policy(start_job, runs) -> Path:
 
 
 def ahead(start_job, runs) -> Path:
-    return finished(start_job, runs, "ahead", "stop.updates=6", "policy_defaults.async_training.max_staleness=1")
+    return finished(
+        start_job,
+        runs,
+        "ahead",
+        "stop.updates=6",
+        "policy_defaults.async_training.max_staleness=1",
+        "data.val_max_samples=8",
+        "validation.every_updates=3",
+        "validation.pin=hold_syncs",
+    )
 
 
 def rows(run_dir: Path, query: str) -> list[tuple]:
@@ -111,6 +120,17 @@ def test_every_accepted_row_is_accounted_for(start_job, runs, policy):
     )
     assert None not in fates
     assert fates["trained"] > 0
+
+
+def test_the_whole_team_is_evaluated_before_during_and_after_training_by_one_version_of_each_policy(start_job, runs):
+    """``pin: hold_syncs``; and nothing of it is in the ledger."""
+    run_dir = ahead(start_job, runs)
+    evaluations = [json.loads(line) for line in (run_dir / "validation.jsonl").read_text().splitlines()]
+    assert all(each["failed"] == 0 and each["first"] == each["last"] for each in evaluations)
+    assert evaluations[0]["first"] == dict.fromkeys(POLICIES, "0.0")
+    assert any("0.0" < min(each["first"].values()) < "0.6" for each in evaluations)
+    assert evaluations[-1]["first"] == dict.fromkeys(POLICIES, "0.6")
+    assert rows(run_dir, "SELECT count(*) FROM workflows WHERE workflow_id LIKE 'eval%'") == [(0,)]
 
 
 def test_both_policies_reach_every_version_up_to_their_target(start_job, runs):

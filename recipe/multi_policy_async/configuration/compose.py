@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..gateway.spec import GatewaySpec
 from ..ingest.spec import IngestSpec, QueueSpec
-from ..workflows.spec import WorkflowSpec
+from ..workflows.spec import ValidationSpec, WorkflowSpec
 from . import schema, training_checks, validate
 from .errors import ConfigError, Problem, did_you_mean
 from .overlay import get
@@ -41,12 +41,13 @@ from .verl_tree import verl_defaults
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 DEFAULT_CONFIG = "multi_policy_trainer"
 
-GROUPS = ("device", "gateway", "ingest", "queue", "workflow")
+GROUPS = ("device", "gateway", "ingest", "queue", "workflow", "validation")
 
 _SECTIONS = {
     "run": schema.RunSpec,
     "gateway": GatewaySpec,
     "workflow": WorkflowSpec,
+    "validation": ValidationSpec,
     "ingest": IngestSpec,
     "queue": QueueSpec,
     "data": schema.DataSpec,
@@ -160,6 +161,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += _file_problems(specs["data"])
     if specs["reward"] is not None:
         problems += validate.reward_problems(specs["reward"].custom_reward_function)
+    if specs["data"] is not None and specs["validation"] is not None:
+        problems += validate.validation_problems(specs["validation"], specs["data"])
     if specs["workflow"] is not None:
         problems += validate.workflow_problems(specs["workflow"], mapping)
     broken = [name for name in specs if specs[name] is None]

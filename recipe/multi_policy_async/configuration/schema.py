@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..gateway.spec import GatewaySpec
 from ..ingest.spec import IngestSpec, QueueSpec
-from ..workflows.spec import WorkflowSpec
+from ..workflows.spec import ValidationSpec, WorkflowSpec
 
 MODEL_ID = r"^[a-z0-9][a-z0-9_-]*$"
 AGENT_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -160,6 +160,7 @@ class JobSpec(Spec):
     agent_model_mapping: dict[str, str]
     gateway: GatewaySpec
     workflow: WorkflowSpec
+    validation: ValidationSpec
     ingest: IngestSpec
     data: DataSpec
     reward: RewardSpec

@@ -25,13 +25,16 @@ from pydantic import BaseModel, ValidationError
 
 from ..workflows.loader import load_workflow_class
 from ..workflows.scoring import load_reward_function
-from ..workflows.spec import WorkflowSpec
+from ..workflows.spec import ValidationSpec, WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID, RewardFunctionSpec
 from .training_checks import estimator_problems, loss_problems, shuffle_problems
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+
+JOB_METRICS = ("steps", "pipeline", "validation")
+"""Files of the job beside those of the models."""
 
 HTTP_ROLLOUTS = ("hf", "sglang")
 """Rollout servers with SGLang's HTTP interface."""
@@ -92,12 +95,12 @@ def _is_model(annotation: Any) -> bool:
 
 
 def id_problems(models: Iterable[str], at: str = "multi_model.models") -> list[Problem]:
-    """Model ids become parts of actor names, folders and metric prefixes."""
+    """Model ids become parts of actor names, folders, files and metric prefixes."""
     return [
         Problem(at, "is not a model id", model, allowed=MODEL_ID.strip("^$"))
         for model in models
         if not re.match(MODEL_ID, str(model))
-    ]
+    ] + [Problem(at, "is the name of a file in metrics/", model) for model in models if model in JOB_METRICS]
 
 
 def mapping_problems(mapping: Any, models: Iterable[str], allow_unused: bool) -> list[Problem]:
@@ -158,6 +161,15 @@ def reward_problems(function: RewardFunctionSpec) -> list[Problem]:
     except (ValueError, ImportError) as error:
         return [Problem("reward.custom_reward_function", f"cannot be loaded: {error}", function.path)]
     return []
+
+
+def validation_problems(validation: ValidationSpec, data: Any) -> list[Problem]:
+    """There is something to evaluate on."""
+    if not validation.enabled or data.val_files:
+        return []
+    asked = [key for key in ("every_updates", "before_training", "at_end") if getattr(validation, key)]
+    what = f"is empty, but validation.{asked[0]} asks for an evaluation"
+    return [Problem("data.val_files", what, fix="name a file of tasks that are not trained on")]
 
 
 def stop_problems(stop: Any) -> list[Problem]:
@@ -247,7 +259,7 @@ def gpus_per_replica(tree: dict[str, Any]) -> int:
 
 
 _REFUSED = {
-    "async_training.use_trainer_do_validate": "evaluation plays whole workflows, not scheduled during training yet",
+    "async_training.use_trainer_do_validate": "evaluation plays whole workflows: set validation.every_updates",
     "async_training.use_dynamic_resource_scheduling": "trainer GPUs are never lent to rollout",
     "algorithm.use_pf_ppo": "it draws rows anew, padding among them",
     "algorithm.filter_groups.enable": "groups are filtered where they close: set async_training.filter_equal_rewards",

@@ -165,6 +165,10 @@ class Call:
             self.emit(self, parsed)
 
     @property
+    def workflow_id(self) -> str:
+        return self.request_id.split(":", 1)[0]
+
+    @property
     def version_span(self) -> VersionSpan | None:
         """Oldest and newest version that sampled a token, None without tokens."""
         return VersionSpan(min(self.versions), max(self.versions)) if self.versions else None

@@ -137,6 +137,14 @@ class GatewayControlClient:
         """
         return await self._call("GET", f"/{workflow_id}", None)
 
+    async def blocked(self, longer_than_s: float) -> dict[str, str]:
+        """Workflows with a request that has waited at a closed gate for longer: the model that each waits for.
+
+        Raises:
+            ControlError, httpx.HTTPError: refused, or not reached.
+        """
+        return (await self._call("GET", f"?waiting_longer_than_s={longer_than_s}", None))["workflows"]
+
     async def close(self) -> None:
         await self._http.aclose()
 

@@ -15,9 +15,9 @@
 
 import hmac
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Scope
@@ -109,6 +109,11 @@ def control_router(service: GatewayService) -> APIRouter:
                 for agent_id in service.routes.agents
             },
         }
+
+    @router.get("")
+    async def blocked(waiting_longer_than_s: Annotated[float, Query(ge=0)]) -> dict[str, dict[str, str]]:
+        """Workflows with a request that has waited at a closed gate for longer: the model that each waits for."""
+        return {"workflows": service.blocked(waiting_longer_than_s)}
 
     @router.post("/{workflow_id}/finalize")
     async def finalize(workflow_id: str, body: FinalizeWorkflow) -> Response:

@@ -22,7 +22,7 @@ One gate per model, so that one model's sync is never felt by requests for anoth
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 from ..gateway_binding_registry import ModelState
@@ -38,7 +38,7 @@ class ModelGate:
         self.state = ModelState.STARTING
         self.running = 0  # attempts at the upstream now
         self.bound_to_engine = 0  # those among them that could not be resumed after an abort
-        self.waiting = 0
+        self._waiters: dict[object, tuple[str, float]] = {}  # workflow and since when, by request
         self._hold_timeout_s = hold_timeout_s
         self._retry_after_s = retry_after_s
         self._metrics = metrics
@@ -60,8 +60,21 @@ class ModelGate:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def wait_open(self) -> float:
+    @property
+    def waiting(self) -> int:
+        """Requests that wait now."""
+        return len(self._waiters)
+
+    def waiting_workflows(self, longer_than_s: float) -> Set[str]:
+        """Workflows with a request that has waited for longer."""
+        latest = time.monotonic() - longer_than_s
+        return {workflow_id for workflow_id, since in self._waiters.values() if since < latest}
+
+    async def wait_open(self, workflow_id: str) -> float:
         """Wait until the model is open.
+
+        Args:
+            workflow_id: whose request it is.
 
         Returns:
             Seconds waited.
@@ -72,8 +85,8 @@ class ModelGate:
         """
         if self.state == ModelState.OPEN:
             return 0.0
-        started = time.monotonic()
-        self.waiting += 1
+        started, waiter = time.monotonic(), object()
+        self._waiters[waiter] = (workflow_id, started)
         try:
             await asyncio.wait_for(self._settled(), self._hold_timeout_s)
         except TimeoutError:
@@ -83,7 +96,7 @@ class ModelGate:
                 code="model_paused",
             ) from None
         finally:
-            self.waiting -= 1
+            del self._waiters[waiter]
             held = time.monotonic() - started
             self._metrics.held(self.model_id, held)
         if self.state == ModelState.DOWN:

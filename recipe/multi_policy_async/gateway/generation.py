@@ -127,7 +127,7 @@ class ServedModel:
             # Stop strings are looked for here, so tokens must come as they are sampled.
             stream=call.stream or bool(call.stop),
             top_logprobs=call.top_logprobs,
-            routing_key=f"{call.request_id.split(':', 1)[0]}:{call.agent_id}",
+            routing_key=f"{call.workflow_id}:{call.agent_id}",
         )
 
     async def _sample(self, call: Call, attempt: Attempt) -> str:
@@ -160,7 +160,7 @@ class ServedModel:
 
     async def _wait_open(self, call: Call) -> None:
         try:
-            call.held_s += await self.gate.wait_open()
+            call.held_s += await self.gate.wait_open(call.workflow_id)
         except (Busy, UpstreamFailed) as error:
             if call.shown:
                 raise CallLost(f"the answer cannot be completed: {error.message}") from error

@@ -15,7 +15,7 @@
 
 The trainer rescales every log-prob of a model by one temperature, so for a policy in training the rollout config
 decides; a client's other value is overridden and recorded, or refused. For frozen policies and in evaluation the
-client decides, and the rollout config fills what it leaves open.
+client decides, and the rollout config fills what it leaves open; in evaluation its ``val_kwargs`` come first.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,8 @@ def decide_sampling(
         UnsupportedValue: ``refuse`` and the client asks a policy in training for another value, or it asks for a
             ``logit_bias`` where clients decide (no upstream carries it).
     """
-    rollout = {name: binding.sampling.get(name, neutral) for name, neutral in NEUTRAL.items()}
+    configured = {**binding.sampling, **binding.eval_sampling} if evaluation else binding.sampling
+    rollout = {name: configured.get(name, neutral) for name, neutral in NEUTRAL.items()}
     client_decides = evaluation or not binding.trained
     if client_decides:
         if asked.get("logit_bias"):

@@ -120,14 +120,22 @@ class GatewayService:
         """A model that is bound."""
         return self._models[model_id]
 
-    async def served(self, model_id: str) -> ServedModel:
+    def blocked(self, longer_than_s: float) -> dict[str, str]:
+        """Workflows with a request that has waited at a closed gate for longer: the model that each waits for."""
+        return {
+            workflow_id: model_id
+            for model_id, gate in self.gates.items()
+            for workflow_id in gate.waiting_workflows(longer_than_s)
+        }
+
+    async def served(self, model_id: str, workflow_id: str) -> ServedModel:
         """The model, after a bounded wait while its runtime starts.
 
         Raises:
             Busy, UpstreamFailed: see ``ModelGate.wait_open``.
         """
         if model_id not in self._models:
-            await self.gates[model_id].wait_open()
+            await self.gates[model_id].wait_open(workflow_id)
         return self._models[model_id]
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -154,7 +162,7 @@ class GatewayService:
         model_id = self.route(agent_id)
         self._check_model_name(request, model_id)
         await session.wait_resumed()
-        model = await self.served(model_id)
+        model = await self.served(model_id, session.workflow_id)
         prompt = await build_prompt(session, model, agent_id, request)
         budget, bound = self._budget(model.binding, prompt, request)
         new_parser = await self._parser_factory(model, request, prompt.text)
@@ -181,7 +189,7 @@ class GatewayService:
         Raises:
             GatewayError: as for sending it.
         """
-        model = await self.served(self.route(agent_id))
+        model = await self.served(self.route(agent_id), session.workflow_id)
         return len((await build_prompt(session, model, agent_id, request)).ids)
 
     def _call(

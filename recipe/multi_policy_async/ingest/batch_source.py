@@ -50,6 +50,7 @@ class TakenBatch:
     groups: tuple[Group, ...]
     queue_groups: int = 0  # groups left in the queue
     dropped: dict[str, int] = field(default_factory=dict)  # rows of this policy dropped so far, by reason
+    partner_staleness: dict[str, list[int]] = field(default_factory=dict)  # ingest/partners.py
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class GroupQueue:
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
         self.version: Version | None = None  # of the trainer's newest take
         self.held_s = 0.0
+        self.publishing = False  # it may be sending a version to its servers
+        self.published: Version | None = None  # newest version that it was allowed to publish
         self.idle_tasks = 0  # closed in a row without a group for it
         self._consumed_in_version = 0
         self._batches = 0
@@ -100,6 +102,12 @@ class GroupQueue:
     def can_train(self) -> bool:
         """Whether admission looks at this policy."""
         return self.trained and not self.retired and not self.paused
+
+    @property
+    def newest_version(self) -> int | None:
+        """Number of the newest version that is served, or on its way; ``None``: not known yet."""
+        known = [version for version in (self.version, self.published) if version is not None]
+        return max(known).number if known else None
 
     @property
     def state(self) -> str:

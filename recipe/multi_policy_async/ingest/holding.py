@@ -11,14 +11,18 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""``on_stale: hold``: a policy waits with its next version while that would make a group that is being played stale.
+"""When a policy waits with its next version: for groups that it would make stale, and for an evaluation.
+
+``on_stale: hold``: a policy waits while its next version would make a group that is being played stale.
 
 A group of an open task cannot be trained before its last workflow has ended. If the policy published meanwhile, the
 group could pass ``max_staleness`` and all of it would be dropped, the longest workflows first. Holding is bounded: a
 task holds nobody once the deadlines of its running workflows have passed.
+
+``validation.pin: hold_syncs``: no policy publishes while the whole team is evaluated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..trajectory import Version
@@ -38,6 +42,29 @@ class InFlight:
     @property
     def place(self) -> tuple[str, int]:
         return self.task_key, self.sample
+
+
+class VersionPin:
+    """While it is set no policy publishes. It runs out by itself: an evaluation that died holds nobody.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._until = 0.0
+
+    def set(self, seconds: float) -> None:
+        """Set it, or renew it."""
+        self._until = self._clock() + seconds
+
+    def lift(self) -> None:
+        self._until = self._clock()
+
+    @property
+    def is_set(self) -> bool:
+        return self._clock() < self._until
 
 
 def holds(

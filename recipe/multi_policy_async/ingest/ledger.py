@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..trajectory import Trajectory, WorkflowId, WorkflowRecord
+from ..trajectory import Trajectory, Version, WorkflowId, WorkflowRecord
 from .baselines import AgentOfModel, Baseline
 from .database import Database, chunks, marks
 from .ledger_checkpoints import Checkpoints
@@ -257,6 +257,15 @@ class Ledger:
         missing = [row_id for row_id in row_ids if row_id not in found]
         if missing:
             raise ValueError(f"ledger {self._db.path} has no payload for rows {missing[:5]}: pruned or damaged")
+        return [found[row_id] for row_id in row_ids]
+
+    def oldest_versions(self, row_ids: Sequence[int]) -> list[dict[str, int]]:
+        """Per row the version vector of its workflow: the oldest version number of each policy that took part in it."""
+        found: dict[int, dict[str, int]] = {}
+        for some in chunks(row_ids):
+            query = f"SELECT id, versions FROM rows JOIN workflows USING (workflow_id) WHERE id IN ({marks(some)})"
+            for row_id, text in self._db.execute(query, some):
+                found[row_id] = {model: Version.parse(span[0]).number for model, span in json.loads(text).items()}
         return [found[row_id] for row_id in row_ids]
 
     def recover(self) -> Recovered:

@@ -24,6 +24,7 @@ from .group_queue import GroupQueue, TakePlan
 from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
+from .partners import partner_staleness
 from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
@@ -74,7 +75,7 @@ class Outlet:
         state = self._state
         started = now = state.clock()
         queue = state.queue(model_id)
-        while holds(queue, version, state.open, state.in_flight, now) and state.end is None:
+        while held := self._is_held(queue, version, now):
             left = started + timeout_s - now
             if left <= 0:
                 break
@@ -82,7 +83,32 @@ class Outlet:
             await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
             now = state.clock()
         queue.held_s += now - started
-        return not holds(queue, version, state.open, state.in_flight, now) or state.end is not None
+        queue.publishing = not held
+        if not held:
+            queue.published = version
+        return not held
+
+    def _is_held(self, queue: GroupQueue, version: Version, now: float) -> bool:
+        state = self._state
+        if isinstance(state.end, ProducerDied):
+            return False
+        stale = state.end is None and holds(queue, version, state.open, state.in_flight, now)
+        return stale or state.pin.is_set
+
+    async def pin_versions(self, seconds: float, timeout_s: float) -> bool:
+        state = self._state
+        state.pin.set(seconds)
+        deadline = state.clock() + timeout_s
+        while any(queue.publishing for queue in state.queues.values()):
+            left = deadline - state.clock()
+            if left <= 0:
+                return False
+            await state.changes.wait(state.changes.now(), left)
+        return True
+
+    async def unpin_versions(self) -> None:
+        self._state.pin.lift()
+        self._state.changes.notify()
 
     async def mark_consumed(self, model_id: str, batch_id: str, step: int, incarnation: int) -> None:
         state, queue = self._state, self._state.queue(model_id)
@@ -125,6 +151,7 @@ class Outlet:
             ids = row_ids(waiting) + state.open_row_ids(model_id)
             await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
             queue.retired = True
+            queue.publishing = False
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))
@@ -170,6 +197,9 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
+        if queue.publishing:  # a trainer that asks for a batch has published
+            queue.publishing = False
+            state.changes.notify()
         state.schedule.trains_at(queue.model_id, version, state.queues)
         if not state.may_take(queue):
             if queue.moves(version):
@@ -226,6 +256,7 @@ class Outlet:
         taken = queue.taken(batch_id)
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
+            vectors = await state.serial.on_disk(state.ledger.oldest_versions, row_ids(taken))
         except BaseException:
             await state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
             raise
@@ -234,4 +265,5 @@ class Outlet:
             groups=tuple(self._group(queue, group, tuple(next(rows) for _ in group.rows)) for group in taken),
             queue_groups=len(queue),
             dropped=dict(state.accounts[queue.model_id].dropped),
+            partner_staleness=partner_staleness(queue, vectors, state.queues),
         )

@@ -25,7 +25,7 @@ from .accounts import Account
 from .batch_source import End, ProducerDied
 from .group_queue import GroupQueue
 from .groups import OpenTask
-from .holding import InFlight
+from .holding import InFlight, VersionPin
 from .ledger import Ledger
 from .schedule import make_schedule
 from .serial import Broadcast, Serial
@@ -49,6 +49,7 @@ class IngestState:
         self.changes = Broadcast()
         self.schedule = make_schedule(spec)
         self.queues: dict[str, GroupQueue] = {}
+        self.pin = VersionPin(clock)
         self.end: End | ProducerDied | None = None
         self.baselines = self.ledger.baselines()
         recovered = self.ledger.recover()

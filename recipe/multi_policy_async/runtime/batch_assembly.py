@@ -145,6 +145,7 @@ def assemble(
         global_token_num=attention.sum(axis=1).tolist(),
         trajectory_param_versions=newest,
         **_metrics([row for _, row, _ in rows], version, len(order) - len(rows), updates < wanted_updates),
+        **_partner_metrics(taken.partner_staleness),
     )
     data.meta_info["fully_async/batch/baseline_rows"] = sum(
         len(group.trajectories) for group in taken.groups if group.baselines is not None
@@ -181,3 +182,12 @@ def _metrics(rows: list[Trajectory], version: int, pads: int, fewer_updates: boo
         "fully_async/partial/total_partial_num": sum(span > 0 for span in spans),
         "fully_async/partial/max_partial_span": max(spans),
     }
+
+
+def _partner_metrics(ages: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Versions that each partner policy has made since the batch's workflows were played."""
+    metrics: dict[str, float] = {}
+    for model_id, own in ages.items():
+        metrics[f"fully_async/partner_staleness/{model_id}/mean"] = float(np.mean(own))
+        metrics[f"fully_async/partner_staleness/{model_id}/max"] = max(own)
+    return metrics

@@ -44,6 +44,8 @@ def tiny_overrides(tmp_path: Path) -> list[str]:
         f"{SOLVER}.model_path={tmp_path}/solver",
         f"data.train_files={tasks}",
         "data.val_files=[]",
+        "validation.before_training=false",
+        "validation.at_end=false",
         f"run.dir={tmp_path}/run",
     ]
 

@@ -74,24 +74,6 @@ def test_an_agent_speaks_to_its_own_url_as_its_own_model():
     assert seen == [(f"{GATEWAY}w/token/agents/solver/v1/chat/completions", 0.5)]
 
 
-def test_settings_of_an_evaluation_hold_unless_the_workflow_says_otherwise():
-    seen = []
-
-    def handler(request):
-        seen.append({name: json.loads(request.content).get(name) for name in ("temperature", "top_p")})
-        return _completion(request)
-
-    async def run():
-        async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as http:
-            agent = Agents({"planner": _endpoints("planner")}, http, 5.0, {"temperature": 0.0, "top_p": 0.5})["planner"]
-            ask = [{"role": "user", "content": "x"}]
-            await agent.chat(ask)
-            await agent.chat(ask, temperature=1.0)
-
-    asyncio.run(run())
-    assert seen == [{"temperature": 0.0, "top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}]
-
-
 def test_frameworks_get_the_urls_and_the_client():
     async def scenario(agents):
         agent = agents["planner"]

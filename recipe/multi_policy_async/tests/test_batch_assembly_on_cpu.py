@@ -13,10 +13,12 @@
 # limitations under the License.
 """Whole groups become padded batches: nothing changes on the way, and padding weighs nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("verl")
@@ -60,6 +62,7 @@ def taken(sizes: list[int], seed: int = 0) -> TakenBatch:
     return TakenBatch(batch_id="b0", groups=groups)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     lengths=st.lists(st.integers(1, 500), min_size=1, max_size=60),
     dp_size=st.integers(1, 4),
@@ -78,6 +81,7 @@ def test_every_mini_batch_holds_a_real_row_and_no_row_is_lost(lengths, dp_size, 
         assert sum(real[k::updates]) >= 1
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), dp_size=st.integers(1, 3), wanted=st.integers(1, 3))
 def test_ids_masks_log_probs_and_versions_arrive_exactly_as_sampled(sizes, dp_size, wanted):
     """Invariant 1."""
@@ -104,6 +108,7 @@ def test_ids_masks_log_probs_and_versions_arrive_exactly_as_sampled(sizes, dp_si
     assert seen == set(rows)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     mode=st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]),
@@ -127,6 +132,7 @@ def test_padding_changes_no_loss(sizes, mode):
     assert padded.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(sizes=st.lists(st.integers(2, 5), min_size=1, max_size=5))
 def test_padding_changes_no_group_baseline(sizes):
     batch = taken(sizes)
@@ -146,3 +152,11 @@ def test_short_batches_get_fewer_updates():
     assert updates_for(real_rows=3, dp_size=2, wanted=4) == 1
     assert updates_for(real_rows=9, dp_size=2, wanted=4) == 4
     assert updates_for(real_rows=1, dp_size=4, wanted=2) == 1
+
+
+def test_the_age_of_the_partners_is_told_by_policy():
+    batch = replace(taken([2]), partner_staleness={"planner_model": [1, 4]})
+    meta = assemble(batch, dp_size=1, wanted_updates=1, pad_token_id=0, version=3).data.meta_info
+    told = {key: value for key, value in meta.items() if "partner" in key}
+    at = "fully_async/partner_staleness/planner_model"
+    assert told == {f"{at}/mean": 2.5, f"{at}/max": 4}

@@ -237,7 +237,7 @@ class TestModels:
         assert not found
         assert keyed == {"planner_model": section, "solver_model": {}}
 
-    @pytest.mark.parametrize("model_id", ["Planner", "-a", "a b", "ä", ""])
+    @pytest.mark.parametrize("model_id", ["Planner", "-a", "a b", "ä", "", "validation"])
     def test_an_id_that_cannot_stand_in_a_name_is_refused(self, model_id):
         assert normalise_models([{"model_id": model_id}])[1]
 

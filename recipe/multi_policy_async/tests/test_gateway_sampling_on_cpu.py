@@ -26,6 +26,7 @@ from .fakes.tiny_model_folder import make_model_folder
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
 ROLLOUT = {"temperature": 0.8, "top_p": 0.95, "top_k": -1}
+VAL = {"temperature": 0.3, "top_p": 1.0, "top_k": 20}
 CLIENT = {"temperature": 0.1, "top_p": 0.5, "frequency_penalty": 0.5, "seed": 7}
 
 
@@ -39,10 +40,10 @@ def texts(folder) -> Texts:
     return Texts(folder)
 
 
-def sent_and_rows(folder, texts, *, asked, purpose="train", trained=True, **spec):
+def sent_and_rows(folder, texts, *, asked, purpose="train", trained=True, val=None, **spec):
     async def run():
         engines = {"planner_model": FakeEngine(texts.says("plan"))}
-        bindings = {"planner_model": {"sampling": ROLLOUT, "trained": trained}}
+        bindings = {"planner_model": {"sampling": ROLLOUT, "eval_sampling": val or {}, "trained": trained}}
         mapping = {"planner": "planner_model"}
         async with gateway_world(folder, engines, mapping=mapping, bindings=bindings, **spec) as world:
             client = world.client((await world.open(W, purpose=purpose))["planner"])
@@ -78,6 +79,19 @@ def test_the_client_decides_in_evaluation_and_for_frozen_policies(folder, texts,
 def test_what_such_a_client_leaves_open_is_filled_from_the_rollout_config(folder, texts):
     params, _, _ = sent_and_rows(folder, texts, asked={"temperature": 0.0}, purpose="eval")
     assert params == {"temperature": 0.0, "top_p": 0.95}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_in_evaluation_the_val_kwargs_come_before_the_training_values_and_behind_the_clients(folder, texts, trained):
+    params, _, _ = sent_and_rows(folder, texts, asked={}, purpose="eval", val=VAL, trained=trained)
+    assert params == {"temperature": 0.3, "top_k": 20}
+    params, _, _ = sent_and_rows(folder, texts, asked={"temperature": 0.0}, purpose="eval", val=VAL, trained=trained)
+    assert params == {"temperature": 0.0, "top_k": 20}
+
+
+def test_val_kwargs_change_nothing_in_training(folder, texts):
+    params, _, _ = sent_and_rows(folder, texts, asked={}, val=VAL)
+    assert params == {"temperature": 0.8, "top_p": 0.95}
 
 
 def test_refuse_makes_another_value_a_400_and_lets_equal_ones_pass(folder, texts):

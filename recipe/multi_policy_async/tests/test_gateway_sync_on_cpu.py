@@ -86,6 +86,23 @@ def test_a_request_waits_while_its_model_syncs_and_the_other_model_does_not_noti
     assert asyncio.run(run()) == ("42", "plan", 1.0)
 
 
+def test_whoever_runs_workflows_can_ask_which_of_them_wait_for_a_model_that_is_not_open(folder, texts):
+    async def run():
+        engines = {"planner_model": FakeEngine(texts.says("plan")), "solver_model": FakeEngine(texts.says("42"))}
+        async with gateway_world(folder, engines) as world:
+            agents, other = await world.open(W), await world.open("e0-t0-s1-a0")
+            await world.set_state("planner_model", ModelState.SYNCING)
+            waiting = asyncio.create_task(ask(world.client(agents["planner"])))
+            await ask(world.client(other["solver"]))
+            await until(lambda: world.gateway.gates["planner_model"].waiting == 1)
+            answers = [await world.control.blocked(0), await world.control.blocked(60)]
+            await world.set_state("planner_model", ModelState.OPEN)
+            await waiting
+            return [*answers, await world.control.blocked(0)]
+
+    assert asyncio.run(run()) == [{W: "planner_model"}, {}, {}]
+
+
 def test_a_model_that_is_not_bound_yet_holds_its_first_requests(folder, texts):
     async def run():
         async with one_model(folder, FakeEngine(texts.says("plan")), open_models=False) as world:

@@ -59,6 +59,6 @@ def test_without_one_the_runs_seed_does(driver):
 
 
 def test_the_driver_can_evaluate_where_the_job_names_files_for_it(driver, tmp_path):
-    assert driver()._eval_tasks is None
+    assert driver()._evaluator is None
     able = driver(f"data.val_files={tmp_path}/val.jsonl", "data.val_max_samples=3", "data.shuffle=false")
-    assert questions(able._eval_tasks) == ["val 0", "val 1", "val 2"]
+    assert questions(able._evaluator._tasks) == ["val 0", "val 1", "val 2"]

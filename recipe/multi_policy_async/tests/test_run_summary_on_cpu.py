@@ -58,6 +58,22 @@ def test_rewards_are_means_over_the_first_and_the_last_steps(tmp_path):
     assert solver.first_reward == solver.last_reward == pytest.approx(0.1)
 
 
+def test_the_first_the_best_and_the_last_evaluation_are_told(tmp_path, capsys):
+    write_run(tmp_path, {"planner": [1, 2], "solver": [1, 2]})
+    spans = [("0.0", "0.1"), ("0.2", "0.2"), ("0.4", "0.4")]
+    evaluations = [
+        {"score": score, "workflows": 8, "failed": failed, "first": {"planner": first}, "last": {"planner": last}}
+        for score, failed, (first, last) in zip((0.25, 0.75, 0.5), (0, 0, 3), spans, strict=True)
+    ]
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(each) + "\n" for each in evaluations))
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "validation, first: score 0.250 of 8 workflows, by planner 0.0 to 0.1",
+        "validation, best: score 0.750 of 8 workflows, by planner 0.2",
+        "validation, last: score 0.500 of 8 workflows, 3 failed, by planner 0.4",
+    ]
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -32,7 +32,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     with_ingestor,
     workflow_stats,
 )
-from recipe.multi_policy_async.trajectory import Version
+from recipe.multi_policy_async.trajectory import Version, VersionSpan
 
 V0 = Version(0, 0)
 
@@ -674,3 +674,70 @@ def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tm
         return answers
 
     assert with_ingestor(tmp_path, scenario) == [True, True, False]
+
+
+def test_while_versions_are_pinned_no_policy_publishes_and_what_is_on_its_way_arrives_first(tmp_path):
+    """Also after the data has ended, when the last versions are published."""
+
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(), True)
+        assert await ingestor.hold(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
+        pinned = [await ingestor.pin_versions(100, 0)]
+        taking = asyncio.create_task(ingestor.take(PLANNER, 1, Version(0, 1), 10))
+        pinned.append(await ingestor.pin_versions(100, 10))
+        holding = asyncio.create_task(ingestor.hold(SOLVER, Version(0, 1), 10))
+        held = [await _held(ingestor, 2), holding.done()]
+        await ingestor.end_of_data()
+        held.append(await _held(ingestor, 2))
+        await ingestor.unpin_versions()
+        return pinned, held, await holding, await _held(ingestor, 2), await taking
+
+    pinned, held, free, still_held, _ = with_ingestor(tmp_path, scenario)
+    assert pinned == [False, True] and held == [True, False, True]
+    assert free and not still_held
+
+
+def test_a_policy_that_retires_after_its_last_version_publishes_no_more(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await ingestor.hold(PLANNER, Version(0, 1), 0)
+        await ingestor.retire(PLANNER)
+        return await ingestor.pin_versions(100, 0)
+
+    assert with_ingestor(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("released_by", ["time", "a dead producer"])
+def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await ingestor.pin_versions(0.05 if released_by == "time" else 1000, 0)
+        if released_by != "time":
+            await ingestor.producer_died("killed")
+        return await ingestor.hold(PLANNER, Version(0, 1), 10)
+
+    assert with_ingestor(tmp_path, scenario)
+
+
+def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path):
+    """Partners that are frozen, or did not take part, are not named."""
+
+    def played(workflow_id, **oldest):
+        span = {f"{agent}_model": VersionSpan(Version(0, v), Version(0, v + 1)) for agent, v in oldest.items()}
+        return record(workflow_id, trajectory(workflow_id), version_vector=span)
+
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(), True)
+        await ingestor.register_policy("judge_model", queue_spec(), False)
+        for task, oldest in enumerate(({"planner": 0, "solver": 2, "judge": 0}, {"planner": 1})):
+            ids = [f"e0-t{task}-s{sample}-a0" for sample in range(2)]
+            for workflow_id in ids:
+                await ingestor.issue(workflow_id, 2)
+            for workflow_id in ids:
+                await ingestor.ingest(played(workflow_id, **oldest))
+        await ingestor.hold(SOLVER, Version(0, 5), 0)
+        return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
+
+    assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}

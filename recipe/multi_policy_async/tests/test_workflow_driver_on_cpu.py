@@ -38,7 +38,7 @@ from recipe.multi_policy_async.trajectory import Version
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 from recipe.multi_policy_async.workflow_driver import DriverError, WorkflowDriver
 from recipe.multi_policy_async.workflows.base import Outcome, Task, as_outcome, mix_team_score
-from recipe.multi_policy_async.workflows.spec import WorkflowSpec
+from recipe.multi_policy_async.workflows.spec import ValidationSpec, WorkflowSpec
 
 MODELS = {"planner": PLANNER, "solver": SOLVER}
 
@@ -52,6 +52,17 @@ class Tasks:
 
     def __getitem__(self, index: int) -> Task:
         return Task(index, {"prompt": [{"role": "user", "content": f"question {index}"}]})
+
+
+class Shifted(Tasks):
+    """Tasks whose numbers begin at ``first``, to tell them from those of an evaluation."""
+
+    def __init__(self, first: int):
+        super().__init__(4)
+        self._first = first
+
+    def __getitem__(self, index: int) -> Task:
+        return super().__getitem__(self._first + index)
 
 
 class Scripted:
@@ -83,15 +94,29 @@ def workflow_spec(**changes: Any) -> WorkflowSpec:
         "n": 2,
         "timeout_s": 5.0,
         "max_concurrent": 8,
+        "max_blocked_per_policy": 0,
+        "blocked_after_s": 0.01,
         "max_attempts": 3,
         "retry_wait_s": 0.001,
         "max_failures_in_a_row": None,
         "max_outage_s": 60.0,
         "team_share": 0.0,
-        "eval_sampling": {},
         "dump_every": 0,
     }
     return WorkflowSpec(**(values | changes))
+
+
+def validation_spec(**changes: Any) -> ValidationSpec:
+    values = {
+        "every_updates": 0,
+        "before_training": True,
+        "at_end": False,
+        "n": 1,
+        "max_concurrent": 8,
+        "pin": "none",
+        "timeout_s": 10.0,
+    }
+    return ValidationSpec(**(values | changes))
 
 
 class Reach:
@@ -122,6 +147,7 @@ class Job:
         lead: int = 100,
         idle_tasks_limit: int | None = None,
         epochs: int = 1,
+        validation: ValidationSpec | None = None,
         **changes: Any,
     ):
         self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec())
@@ -135,6 +161,7 @@ class Job:
             self.gateway,
             self.reach_ingestor,
             eval_tasks=Tasks(4),
+            validation=validation or validation_spec(),
             run_dir=path,
             shuffle=True,
             seed=7,
@@ -394,6 +421,47 @@ def test_no_more_workflows_run_at_once_than_allowed(tmp_path):
     assert workflow.most_running == 3
 
 
+class NeedsSolver:
+    """Every second task needs the solver, which is paused until ``opened`` is set."""
+
+    def __init__(self):
+        self.job: Job | None = None
+        self.opened = asyncio.Event()
+        self.running = self.most_running = 0
+
+    async def run(self, task: Task, agents: Any) -> float:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        workflow_id = agents["solver"].base_url.split("/")[4]
+        if task.index % 2 and not self.opened.is_set():
+            self.job.gateway.waiting[workflow_id] = SOLVER
+            await self.opened.wait()
+            self.job.gateway.waiting.pop(workflow_id, None)
+        self.running -= 1
+        return 1.0
+
+
+@pytest.mark.parametrize("quota", [10, 4])
+def test_a_paused_policy_does_not_stop_workflows_that_do_not_need_it_up_to_its_quota(tmp_path, quota):
+    """Ten of twenty workflows need the paused policy, two slots are there for all (invariants 7 and 10)."""
+    workflow = NeedsSolver()
+    job = workflow.job = Job(tmp_path, workflow, tasks=20, n=1, max_concurrent=2, max_blocked_per_policy=quota)
+
+    async def scenario():
+        running = asyncio.create_task(job.driver.run())
+        if quota >= 10:
+            await eventually(lambda: len(job.gateway.finalized) == 10)
+        else:
+            await eventually(lambda: len(job.gateway.waiting) == quota + 2)
+        stats = await job.driver.stats()
+        workflow.opened.set()
+        await running
+        return stats["blocked"], await job.endings()
+
+    blocked, endings = play(job, scenario)
+    assert endings == {"ok": 20} and blocked <= quota and workflow.most_running <= 2 + quota
+
+
 def test_production_stops_at_the_lead_until_a_version_is_trained(tmp_path):
     job = Job(tmp_path, Scripted(), tasks=10, lead=4)
 
@@ -579,27 +647,80 @@ def test_an_evaluation_is_one_score_of_the_team_in_which_failures_count_and_the_
         return report, await job.ingestor.stats(), workflow_stats(job.ingestor)
 
     report, stats, workflows = play(job, scenario)
-    assert (report.tasks, report.failed, report.score) == (4, 1, (0.75 + 0 + 1 + 0.25) / 4)
-    assert report.rewards == {"planner": 1.0, "solver": 0.5} and report.last_error == "RuntimeError: no plan"
+    assert (report.workflows, report.failed, report.score) == (4, 1, (0.75 + 0 + 1 + 0.25) / 4)
+    assert report.rewards == {"planner": (1 + 0 + 1 + 0.25) / 4, "solver": (0.5 + 0 + 1 + 0.25) / 4}
+    assert report.last_error == "RuntimeError: no plan"
     assert (report.first[PLANNER], report.last[PLANNER]) == (Version(0, 2), Version(1, 3))
     assert stats[PLANNER]["accepted"] == 0 and workflows["open_tasks"] == 0
 
 
-def test_an_evaluation_goes_on_beside_production_and_shares_its_slots(tmp_path):
-    workflow = Scripted()
-    job = Job(tmp_path, workflow, tasks=6, n=2, max_concurrent=3)
+def test_an_evaluation_goes_on_beside_production_with_slots_of_its_own(tmp_path):
+    """All of training's slots are held by workflows that do not end before the evaluation has."""
+    evaluated = asyncio.Event()
+
+    async def wait():
+        await evaluated.wait()
+        return 1.0
+
+    workflow = Scripted({task: [wait] for task in range(10, 14)})
+    job = Job(tmp_path, workflow, n=1, max_concurrent=4, validation=validation_spec(max_concurrent=2))
+    job.driver._tasks = Shifted(10)
 
     async def scenario():
-        _, first, second = await asyncio.gather(job.driver.run(), job.driver.evaluate(), job.driver.evaluate())
-        return first, second, await job.endings()
+        running = asyncio.create_task(job.driver.run())
+        await eventually(lambda: workflow.running == 4)
+        report, most = await job.driver.evaluate(), workflow.most_running
+        evaluated.set()
+        await running
+        return report.workflows, most, await job.endings()
 
-    first, second, endings = play(job, scenario)
-    assert (first.tasks, second.tasks, endings) == (4, 4, {"ok": 12}) and workflow.most_running == 3
+    assert play(job, scenario) == (4, 4 + 2, {"ok": 4})
+
+
+def test_a_gateway_that_is_away_makes_evaluated_workflows_fail_and_nothing_else(tmp_path):
+    job = Job(tmp_path, Scripted(), validation=validation_spec(max_concurrent=1))
+    job.gateway.errors["create_workflow"] = [http_error(503)] * 3  # of the first one, which asks three times
+    job.gateway.errors["finalize"] = [http_error(503)] * 3
+
+    report = play(job, job.driver.evaluate)
+    assert (report.workflows, report.failed, report.score) == (4, 2, 0.5)
+    assert len(job.gateway.aborted) == 2, "their sessions are released"
+
+
+def test_what_has_not_ended_when_an_evaluation_runs_out_of_time_has_failed(tmp_path):
+    script = {2: [lambda: asyncio.sleep(60)]}
+    job = Job(tmp_path, Scripted(script), validation=validation_spec(timeout_s=0.2))
+
+    report = play(job, job.driver.evaluate)
+    assert (report.workflows, report.failed, report.score) == (4, 1, 0.75)
+    assert report.last_error == "did not end within validation.timeout_s=0.2"
+    assert job.gateway.aborted == [job.gateway.created[2]]
+
+
+def test_every_task_is_played_as_often_as_configured(tmp_path):
+    job = Job(tmp_path, Scripted({0: [0.0, 1.0, 1.0]}), validation=validation_spec(n=3))
+    report = play(job, job.driver.evaluate)
+    assert (report.workflows, report.score) == (12, 11 / 12)
+    assert len(set(job.gateway.created)) == 12
+
+
+def test_a_stopped_driver_gives_up_an_evaluation(tmp_path):
+    workflow = Scripted({task: [lambda: asyncio.sleep(60)] for task in range(4)})
+    job = Job(tmp_path, workflow)
+
+    async def scenario():
+        evaluating = asyncio.create_task(job.driver.evaluate())
+        await eventually(lambda: workflow.running == 4)
+        await job.driver.stop()
+        await asyncio.wait({evaluating})
+        return workflow.running, len(job.gateway.aborted)
+
+    assert play(job, scenario) == (0, 4)
 
 
 def test_without_evaluation_tasks_that_is_said(tmp_path):
     job = Job(tmp_path, Scripted())
-    job.driver._eval_tasks = None
+    job.driver._evaluator = None
     with pytest.raises(ValueError, match="data.val_files names no file"):
         play(job, job.driver.evaluate)
 

@@ -33,7 +33,7 @@ from .fakes.fake_engine import FakeEngine, log_prob_of
 from .fakes.gateway_world import DEFAULTS, Texts, binding
 from .fakes.tiny_model_folder import make_model_folder
 from .fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec, workflow_stats
-from .test_workflow_driver_on_cpu import workflow_spec
+from .test_workflow_driver_on_cpu import eventually, validation_spec, workflow_spec
 
 MAPPING = {"planner": PLANNER, "solver": SOLVER}
 MEMBERS = 2
@@ -94,8 +94,12 @@ async def job(tmp_path, folder, engines, workflow, **changes):
                 shuffle=False,
                 seed=0,
                 epochs=1,
+                policies=len(engines),
                 poll_s=0.05,
+                eval_tasks=Sums(),
+                validation=validation_spec(),
             ),
+            router,
         )
     finally:
         await control.close()
@@ -114,7 +118,7 @@ def test_what_the_engines_sampled_arrives_in_the_trainers_batches_token_by_token
 
     async def run():
         engines = _engines(texts)
-        async with job(tmp_path, folder, engines, PlanThenSolve(), dump_every=1) as (ingestor, driver):
+        async with job(tmp_path, folder, engines, PlanThenSolve(), dump_every=1) as (ingestor, driver, _):
             await driver.run()
             batches = {}
             for model_id in engines:
@@ -151,7 +155,7 @@ def test_a_workflow_that_cannot_use_a_policy_is_tried_again_and_leaves_one_recor
         engines[SOLVER].faults = [0] * 60  # more than the gateway tries for one call
         workflow = PlanThenSolve()
         workflow.max_retries = 0
-        async with job(tmp_path, folder, engines, workflow, max_attempts=10) as (ingestor, driver):
+        async with job(tmp_path, folder, engines, workflow, max_attempts=10) as (ingestor, driver, _):
             await driver.run()
             return await ingestor.stats(), workflow_stats(ingestor), await driver.stats()
 
@@ -169,7 +173,7 @@ class AsksAStranger:
 
 def test_a_mistake_in_a_workflow_is_told_by_the_driver_and_costs_no_retries(tmp_path, folder, texts):
     async def run():
-        async with job(tmp_path, folder, _engines(texts), AsksAStranger()) as (ingestor, driver):
+        async with job(tmp_path, folder, _engines(texts), AsksAStranger()) as (ingestor, driver, _):
             await driver.run()
             return await ingestor.stats(), await driver.stats()
 
@@ -177,3 +181,45 @@ def test_a_mistake_in_a_workflow_is_told_by_the_driver_and_costs_no_retries(tmp_
     assert driver["failed"] == 4 * MEMBERS and driver["retried"] == 0
     assert "unknown agent 'stranger'; agent_model_mapping names planner, solver" in driver["last_error"]
     assert stats[PLANNER]["dropped"] == {"failed_workflow": 4 * MEMBERS}
+
+
+def test_an_evaluation_tells_score_rewards_and_versions_and_leaves_no_row(tmp_path, folder, texts):
+    async def run():
+        async with job(tmp_path, folder, _engines(texts), PlanThenSolve()) as (ingestor, driver, _):
+            return await driver.evaluate(), await ingestor.stats()
+
+    report, stats = asyncio.run(run())
+    assert (report.workflows, report.failed, report.score) == (4, 0, 0.75)
+    assert report.rewards == {"planner": 0.5, "solver": 1.0}
+    assert report.first == report.last == {PLANNER: Version(0, 1), SOLVER: Version(0, 1)}
+    assert all(policy["accepted"] == 0 for policy in stats.values())
+
+
+class OddTasksNeedTheSolver:
+    async def run(self, task, agents):
+        plan = await agents["planner"].chat([{"role": "user", "content": task.question}])
+        if task.index % 2:
+            await agents["solver"].chat([{"role": "user", "content": plan}])
+        return 1.0
+
+
+def test_a_model_that_syncs_for_long_does_not_stop_workflows_that_do_not_need_it(tmp_path, folder, texts):
+    """Invariant 7: the four workflows of odd tasks would hold both slots."""
+
+    async def run():
+        slots = {"max_concurrent": 2, "max_blocked_per_policy": 4, "blocked_after_s": 0.02}
+        async with job(tmp_path, folder, _engines(texts), OddTasksNeedTheSolver(), **slots) as (
+            ingestor,
+            driver,
+            router,
+        ):
+            await router.set_status(SOLVER, ModelStatus(ModelState.SYNCING, Version(0, 1)))
+            running = asyncio.create_task(driver.run())
+            await eventually(lambda: workflow_stats(ingestor)["endings"] == {"ok": 2 * MEMBERS})
+            await router.set_status(SOLVER, ModelStatus(ModelState.OPEN, Version(0, 2)))
+            await running
+            return workflow_stats(ingestor)["endings"], await ingestor.stats()
+
+    endings, stats = asyncio.run(asyncio.wait_for(run(), 60))
+    assert endings == {"ok": 4 * MEMBERS}
+    assert (stats[PLANNER]["accepted"], stats[SOLVER]["accepted"]) == (4 * MEMBERS, 2 * MEMBERS)

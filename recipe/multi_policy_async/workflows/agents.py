@@ -31,19 +31,15 @@ class Agent:
         endpoints: the URLs that the gateway minted for it.
         http: shared connection pool.
         timeout_s: longest call.
-        settings: of every ``chat`` that does not say otherwise.
     """
 
-    def __init__(
-        self, endpoints: AgentEndpoints, http: httpx.AsyncClient, timeout_s: float, settings: Mapping[str, Any]
-    ):
+    def __init__(self, endpoints: AgentEndpoints, http: httpx.AsyncClient, timeout_s: float):
         self.agent_id = endpoints.agent_id
         self.base_url = endpoints.openai_base_url
         self.anthropic_base_url = endpoints.anthropic_base_url
         self.model = endpoints.model_id
         self._http = http
         self._timeout_s = timeout_s
-        self._settings = settings
         self._client: Any = None
 
     @property
@@ -63,23 +59,15 @@ class Agent:
         Raises:
             openai.OpenAIError: the call failed.
         """
-        completion = await self.client.chat.completions.create(
-            model=self.model, messages=list(messages), **{**self._settings, **settings}
-        )
+        completion = await self.client.chat.completions.create(model=self.model, messages=list(messages), **settings)
         return completion.choices[0].message.content or ""
 
 
 class Agents(Mapping[str, Agent]):
     """Agents by id; an unknown one is an error that names the known ones."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[str, AgentEndpoints],
-        http: httpx.AsyncClient,
-        timeout_s: float,
-        settings: Mapping[str, Any] | None = None,
-    ):
-        self._agents = {agent_id: Agent(urls, http, timeout_s, settings or {}) for agent_id, urls in endpoints.items()}
+    def __init__(self, endpoints: Mapping[str, AgentEndpoints], http: httpx.AsyncClient, timeout_s: float):
+        self._agents = {agent_id: Agent(urls, http, timeout_s) for agent_id, urls in endpoints.items()}
 
     def __getitem__(self, agent_id: str) -> Agent:
         if agent_id not in self._agents:

@@ -19,8 +19,9 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -45,7 +46,7 @@ _CANCEL_GRACE_S = 5.0  # for a workflow that passed its deadline to let go
 
 
 class GatewayControl(Protocol):
-    """What an episode needs of ``gateway.client.GatewayControlClient``."""
+    """What the driver and its episodes need of ``gateway.client.GatewayControlClient``."""
 
     async def create_workflow(self, workflow_id: str, *, purpose: str) -> Mapping[str, AgentEndpoints]: ...
 
@@ -61,6 +62,8 @@ class GatewayControl(Protocol):
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> Any: ...
 
+    async def blocked(self, longer_than_s: float) -> Mapping[str, str]: ...
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -75,11 +78,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A task played for its score: no outcome if it failed; versions as ``{model id: (oldest, newest)}`` texts."""
+    """A task played for its score."""
 
-    outcome: Outcome | None
-    error: str | None
-    versions: Mapping[str, tuple[str, str]]
+    score: float | None  # of the team; None: it failed
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of the agents that were called; 0 if it failed
+    versions: Mapping[str, Sequence[str]] = field(default_factory=dict)  # model id -> oldest, newest that answered
+    error: str | None = None
 
 
 class EpisodeRunner:
@@ -92,6 +96,7 @@ class EpisodeRunner:
         ingestor: the trajectory ingestor or its actor handle.
         http: connection pool of the agents' clients.
         transcripts: the episodes to write down.
+        threads: workflows whose ``run`` is a plain function at once.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class EpisodeRunner:
         ingestor: Any,
         http: httpx.AsyncClient,
         transcripts: Transcripts,
+        *,
+        threads: int,
     ):
         self._workflow = workflow
         self._spec = spec
@@ -109,7 +116,8 @@ class EpisodeRunner:
         self._ingestor = ingestor
         self._http = http
         self._transcripts = transcripts
-        self._threads = WorkflowThreads(spec.max_concurrent)
+        self._most_threads = threads
+        self._threads = WorkflowThreads(threads)
         self._deadline_s = spec.timeout_s + _CANCEL_GRACE_S
 
     async def run(self, first: WorkflowId, members: int, task: Task) -> Ended:
@@ -150,20 +158,35 @@ class EpisodeRunner:
         Args:
             workflow_id: unlike any training workflow's.
             task: the task.
+
+        Raises:
+            Exception: the gateway refuses the workflow itself.
         """
-        endpoints = await self._control("create_workflow", workflow_id, purpose="eval")
         try:
-            outcome, error = await self._play(workflow_id, endpoints, task, self._spec.eval_sampling)
+            endpoints = await self._control("create_workflow", workflow_id, purpose="eval")
+            try:
+                outcome, error = await self._play(workflow_id, endpoints, task)
+            except InfrastructureError as failure:
+                outcome, error = None, str(failure)
+            status = "failed" if outcome is None else "ok"
+            answer, status, error = await self._finalize(workflow_id, status, outcome, error)
         except InfrastructureError as failure:
-            outcome, error = None, str(failure)
-        status = "failed" if outcome is None else "ok"
-        rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
-        answer = await self._control("finalize", workflow_id, status=status, rewards=rewards, score=score, error=error)
-        if outcome is not None and outcome.score is None:
-            outcome = replace(outcome, score=answer.get("score"))
-            if outcome.score is None:
-                outcome, error = None, "no reward was returned or posted"
-        return Evaluated(outcome, error, answer.get("version_vector") or {})
+            await self._give_up(workflow_id)
+            return Evaluated(None, error=str(failure))
+        except asyncio.CancelledError:
+            await self._give_up(workflow_id)
+            raise
+        score = None
+        if outcome is not None and status == "ok":
+            score = answer.get("score") if outcome.score is None else outcome.score
+            error = "no reward was returned or posted" if score is None else error
+        failed = score is None
+        return Evaluated(
+            score=score,
+            rewards=_agent_rewards(answer["trajectories"], failed),
+            versions=answer["version_vector"],
+            error=error,
+        )
 
     def stop(self) -> None:
         """Start no more threads."""
@@ -189,7 +212,7 @@ class EpisodeRunner:
         token = urlsplit(next(iter(endpoints.values())).openai_base_url).path.split("/")[2]
         watched = self._transcripts.watch(token)
         try:
-            outcome, error = await self._play(workflow_id, endpoints, task, {})
+            outcome, error = await self._play(workflow_id, endpoints, task)
             status = "failed" if outcome is None else "ok"
             answer, status, error = await self._finalize(workflow_id, status, outcome, error)
         except BaseException:
@@ -214,21 +237,17 @@ class EpisodeRunner:
         return ended
 
     async def _play(
-        self,
-        workflow_id: WorkflowId | str,
-        endpoints: Mapping[str, AgentEndpoints],
-        task: Task,
-        settings: Mapping[str, Any],
+        self, workflow_id: WorkflowId | str, endpoints: Mapping[str, AgentEndpoints], task: Task
     ) -> tuple[Outcome | None, str | None]:
         """The user's code up to its deadline: an outcome, or what went wrong in it."""
-        agents = Agents(endpoints, self._http, self._spec.timeout_s, settings)
+        agents = Agents(endpoints, self._http, self._spec.timeout_s)
         if inspect.iscoroutinefunction(self._workflow.run):
             playing = asyncio.ensure_future(self._workflow.run(task, agents))
         elif await self._threads.reserve(self._spec.timeout_s):
             playing = asyncio.ensure_future(_finish(self._threads.start(self._workflow.run, task, agents)))
         else:
             return None, (
-                f"found no free thread within {self._spec.timeout_s:g} s: all {self._spec.max_concurrent} are held by "
+                f"found no free thread within {self._spec.timeout_s:g} s: all {self._most_threads} are held by "
                 "workflows that passed their deadline and still run"
             )
         try:
@@ -253,7 +272,7 @@ class EpisodeRunner:
             return None, f"result of workflow {workflow_id}: {describe(error)}"
 
     async def _finalize(
-        self, workflow_id: WorkflowId, status: str, outcome: Outcome | None, error: str | None
+        self, workflow_id: WorkflowId | str, status: str, outcome: Outcome | None, error: str | None
     ) -> tuple[Mapping[str, Any], str, str | None]:
         rewards, score = (None, None) if outcome is None else (outcome.rewards, outcome.score)
         try:
@@ -291,7 +310,7 @@ class EpisodeRunner:
                 await asyncio.sleep(min(1.0, self._spec.retry_wait_s) * 2**repeat)
         raise InfrastructureError(f"gateway, {method}: {describe(failure)}") from failure
 
-    async def _give_up(self, workflow_id: WorkflowId) -> None:
+    async def _give_up(self, workflow_id: WorkflowId | str) -> None:
         """Release the session of an attempt that has ended for us; the gateway may be gone, so its answer is moot."""
         try:
             await asyncio.wait_for(self._gateway.abort(str(workflow_id)), timeout=_CANCEL_GRACE_S)
@@ -303,6 +322,15 @@ async def _finish(running: asyncio.Future[Any]) -> Any:
     """A plain function may return an awaitable, which belongs to this loop."""
     result = await running
     return await result if inspect.isawaitable(result) else result
+
+
+def _agent_rewards(trajectories: Iterable[Mapping[str, Any]], failed: bool) -> dict[str, float]:
+    """Mean reward of each agent's rows, as the gateway resolved them; a failed workflow is worth 0 to all it called."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in trajectories:
+        if failed or row["reward"] is not None:
+            rewards[row["agent_id"]].append(0.0 if failed else row["reward"])
+    return {agent: sum(own) / len(own) for agent, own in rewards.items()}
 
 
 def _origin(endpoints: Mapping[str, AgentEndpoints]) -> str:

@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Types and bounds of the ``workflow`` section. Defaults live in ``config/workflow``."""
+"""Types and bounds of the ``workflow`` and ``validation`` sections. Defaults live in ``config/``."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -34,7 +34,11 @@ class WorkflowSpec(BaseModel):
     timeout_s: float = Field(gt=0)
     """Deadline of one attempt; after it the workflow has failed."""
     max_concurrent: int = Field(ge=1)
-    """Workflows running at once."""
+    """Workflows running at once, not counting those that are blocked on a policy and hold one of its slots."""
+    max_blocked_per_policy: int = Field(ge=0)
+    """Workflows whose call waits at a policy's closed gate and that hold no common slot meanwhile."""
+    blocked_after_s: float = Field(gt=0)
+    """A call that waits for so long makes its workflow a blocked one."""
     max_attempts: int = Field(ge=1)
     """Attempts of a workflow whose gateway or policy was not there; its own errors are never tried again."""
     retry_wait_s: float = Field(ge=0)
@@ -46,8 +50,6 @@ class WorkflowSpec(BaseModel):
     team_share: float | dict[str, float]
     """Share of the team's score in an agent's reward where a workflow gives rewards by agent: one number for all
     agents, or numbers by agent id."""
-    eval_sampling: dict[str, Any]
-    """Settings of ``agent.chat`` in evaluation, such as ``temperature``; what a workflow passes itself wins."""
     dump_every: int = Field(ge=0)
     """Write every so many-th episode to the run directory; 0: none."""
 
@@ -57,3 +59,27 @@ class WorkflowSpec(BaseModel):
         if not all(0 <= share <= 1 for share in shares):
             raise ValueError(f"team_share must lie between 0 and 1, not {self.team_share}")
         return self
+
+
+class ValidationSpec(BaseModel):
+    """When the whole team is evaluated on the held-out tasks, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    every_updates: int = Field(ge=0)
+    """Versions of whichever policy made most of them since the last evaluation began; 0: never on the way."""
+    before_training: bool
+    at_end: bool
+    n: int = Field(ge=1)
+    """Times that each task is played."""
+    max_concurrent: int = Field(ge=1)
+    """Workflows running at once, beside those of training."""
+    pin: Literal["none", "hold_syncs"]
+    """Whether policies publish versions while an evaluation runs."""
+    timeout_s: float = Field(gt=0)
+    """Longest evaluation; workflows that have not ended by then have failed."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the job evaluates at all."""
+        return self.before_training or self.at_end or self.every_updates > 0

@@ -62,6 +62,7 @@ class FakeGatewayControl:
         self.errors: dict[str, list[BaseException]] = {}  # method -> errors of its next calls
         self.silent_after: dict[str, int] = {}  # agent -> workflows after which it is not called any more
         self.posted: Any = None  # rewards that the agents of every workflow post
+        self.waiting: dict[str, str] = {}  # policy that a workflow waits for, by workflow
         self.lose_answers: list[str] = []  # methods whose next call works, but its answer is lost
 
     def _maybe_fail(self, method: str) -> None:
@@ -87,8 +88,15 @@ class FakeGatewayControl:
         rewards = self.posted if rewards is None and status == "ok" else rewards
         score = mean_reward(rewards) if score is None and rewards is not None else score
         if self.purposes[workflow_id] == "eval":
+            rows = [{"agent_id": row.agent_id, "reward": row.reward} for row in self._rows(workflow_id, rewards)]
             versions = {PLANNER: ["0.2", "1.3"]}
-            return {"workflow_id": workflow_id, "status": status, "score": score, "version_vector": versions}
+            return {
+                "workflow_id": workflow_id,
+                "status": status,
+                "score": score,
+                "trajectories": rows,
+                "version_vector": versions,
+            }
         rows = [] if rewards is None and status == "ok" else self._rows(workflow_id, rewards)
         accepted = await self._sink(record(workflow_id, *rows, status=status, score=score, error=error))
         self.finalized.append((workflow_id, status))
@@ -113,3 +121,7 @@ class FakeGatewayControl:
         self._maybe_fail("abort")
         self.aborted.append(workflow_id)
         await self._sink(record(workflow_id, status="aborted", error="aborted by the client"))
+
+    async def blocked(self, longer_than_s: float) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return dict(self.waiting)
