@@ -22,6 +22,7 @@ A restart gives a new incarnation: rows that only lost weights have seen wait ag
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import StepReport
 from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, first_failure, named
 from .trajectory import Version
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyLife:
@@ -154,7 +157,9 @@ class PolicyLife:
         await named(self._ingestor.pause.remote(name, True), f"{name}: ingestor", ANSWER_S)
         saved = await named(self._checkpoints.newest(name), f"{name}: checkpoints", ANSWER_S)
         start = f"version {saved.step}" if saved else "its initial weights"
-        self._note(f"{failure}; {name} starts again from {start} ({left} restart{'' if left == 1 else 's'} left)")
+        cause = str(failure).splitlines()[0].rstrip(".")  # Ray's errors are pages
+        logger.warning("%s starts again: %s", name, failure)
+        self._note(f"{cause}; {name} starts again from {start} ({left} restart{'' if left == 1 else 's'} left)")
         if saved is not None and (damage := await self._checkpoints.damage(saved)):
             raise JobFailedError(f"{name}: restart: {saved.path} {damage}")
         await self._clear_away()
