@@ -87,7 +87,10 @@ setup(
     python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["recipe.multi_policy_async*"]),
     include_package_data=True,
-    package_data={"recipe.multi_policy_async": ["config/**/*.yaml", "config/*.yaml", "REQUIRED_VERL.txt", "README.md"]},
+    package_data={
+        "recipe.multi_policy_async": ["config/**/*.yaml", "config/*.yaml", "REQUIRED_VERL.txt", "README.md"],
+        "recipe.multi_policy_async.simulator": ["config/*.yaml"],
+    },
     install_requires=BASE,
     extras_require={"cpu": CPU, "gpu": GPU, "dev": DEV},
     entry_points={"verl.plugins": ["multi_policy_async_cpu = recipe.multi_policy_async.backends.cpu.plugin"]},

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .gateway.spec import ConcurrencySpec
 from .trajectory import Version
 
 
@@ -59,6 +60,7 @@ class ModelBinding:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking: false
     tool_parser: str = "hermes"  # see gateway/output_parsing.py
     split_reasoning: bool = False  # <think> blocks go to reasoning_content
+    concurrency: ConcurrencySpec | None = None  # None: no limit on the calls at its servers
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_length", "max_response_length", "max_model_len"):

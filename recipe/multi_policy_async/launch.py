@@ -19,6 +19,8 @@ trainer ranks and replicas go where Ray finds room.
 """
 
 import asyncio
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .component import enter_component
 from .configuration.schema import JobSpec
 from .gateway.client import GatewayControlClient
+from .gateway_group import GatewayGroup
 from .ledger import LEDGER_FILE
 from .model_async_runtime import ModelAsyncRuntime
 from .multi_model_gateway_router import IngestorSink, MultiModelGatewayRouter
@@ -56,13 +59,16 @@ class IngestorActor(_Watched, TrajectoryIngestor):
 
 
 class GatewayActor(_Watched, MultiModelGatewayRouter):
-    def __init__(self, job: JobSpec, ingestor: Any):
-        enter_component("gateway", job.run.dir)
-        super().__init__(job.gateway, job.agent_model_mapping, list(job.models), IngestorSink(ingestor))
+    def __init__(self, job: JobSpec, ingestor: Any, number: int, control_key: str):
+        enter_component("gateway" if job.gateway.processes == 1 else f"gateway-{number}", job.run.dir)
+        port = job.gateway.port + number if job.gateway.port else 0
+        spec = job.gateway.model_copy(update={"control_key": control_key, "port": port})
+        sink = IngestorSink(ingestor)
+        super().__init__(spec, job.agent_model_mapping, list(job.models), sink, sink.hungry)
 
 
 class WorkflowDriverActor(_Watched, WorkflowDriver):
-    def __init__(self, job: JobSpec, ingestor: Any, gateway_url: str, control_key: str):
+    def __init__(self, job: JobSpec, ingestor: Any, gateway_urls: Sequence[str], control_key: str):
         enter_component("workflow-driver", job.run.dir)
         from .workflows.dataset import load_tasks
         from .workflows.loader import load_workflow_class
@@ -76,7 +82,7 @@ class WorkflowDriverActor(_Watched, WorkflowDriver):
             job.workflow,
             workflow,
             load_tasks(data, scorer=scorer),
-            GatewayControlClient(gateway_url, control_key),
+            GatewayControlClient(gateway_urls, control_key),
             ingestor,
             eval_tasks=load_tasks(data, "val", scorer) if job.data.val_files else None,
             validation=job.validation,
@@ -99,15 +105,17 @@ def create_ingestor(job: JobSpec) -> Any:
     return _create(IngestorActor, SERVER_CALLS, job)
 
 
-def create_gateway(job: JobSpec, ingestor: Any) -> Any:
-    return _create(GatewayActor, SERVER_CALLS, job, ingestor)
+def create_gateways(job: JobSpec, ingestor: Any) -> GatewayGroup:
+    key = job.gateway.control_key or secrets.token_urlsafe(32)
+    numbers = range(job.gateway.processes)
+    return GatewayGroup([_create(GatewayActor, SERVER_CALLS, job, ingestor, n, key) for n in numbers], key)
 
 
-def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateway: Any) -> Any:
+def create_runtime(job: JobSpec, model_id: str, ingestor: Any, gateways: Sequence[Any]) -> Any:
     policy, poll_s = job.models[model_id], job.ingest.poll_s
-    parts = (policy, job.gateway, job.checkpoint, ingestor, [gateway], job.run.dir, poll_s)
+    parts = (policy, job.gateway, job.checkpoint, ingestor, gateways, job.run.dir, poll_s)
     return _create(ModelAsyncRuntime, RUNTIME_THREADS, *parts)
 
 
-def create_workflow_driver(job: JobSpec, ingestor: Any, gateway_url: str, control_key: str) -> Any:
-    return _create(WorkflowDriverActor, SERVER_CALLS, job, ingestor, gateway_url, control_key)
+def create_workflow_driver(job: JobSpec, ingestor: Any, gateway_urls: Sequence[str], control_key: str) -> Any:
+    return _create(WorkflowDriverActor, SERVER_CALLS, job, ingestor, gateway_urls, control_key)

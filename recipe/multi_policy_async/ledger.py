@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_counts(db: sqlite3.Connection) -> None:
     _print_table("Rows", report.row_counts(db))
+    _print_table("Trained again (replay)", report.replay_counts(db))
     _print_table("Abandoned before they were rows", report.abandoned_tokens(db))
     _print_table("Workflows", report.workflow_counts(db))
     _print_table("Checkpoints", report.checkpoints(db))

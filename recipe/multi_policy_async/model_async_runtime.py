@@ -254,4 +254,5 @@ class ModelAsyncRuntime:
             partial_rollout=self.config.async_training.partial_rollout,
             chat_template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
             tool_parser=rollout.multi_turn.format,
+            concurrency=self.policy.concurrency,
         )

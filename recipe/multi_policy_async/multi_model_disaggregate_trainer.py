@@ -33,7 +33,8 @@ import ray
 
 from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
-from .launch import create_gateway, create_ingestor, create_runtime, create_workflow_driver
+from .gateway_group import GatewayGroup
+from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
 from .leftovers import clear_away
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
@@ -65,14 +66,14 @@ class MultiModelDisaggregateTrainer:
         self._drain = asyncio.Event()
         self.ingestor: Any = None
         self.workflow_driver: Any = None
-        self.gateway: Any = None
+        self.gateways: GatewayGroup | None = None
         self.policies: dict[str, PolicyLife] = {}
 
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
         self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir, keep=self.job.checkpoint.keep)
-        self.gateway = create_gateway(self.job, self.ingestor)
+        self.gateways = create_gateways(self.job, self.ingestor)
         self.policies = {model_id: self._policy(model_id) for model_id in self.job.models}
         self._not_started = ["gateway and workflow driver", *self.job.models]
         start = asyncio.gather(self._start_serving(), *(self._open(model_id) for model_id in self.job.models))
@@ -87,9 +88,9 @@ class MultiModelDisaggregateTrainer:
             self.job,
             model_id,
             ingestor=self.ingestor,
-            gateway=self.gateway,
+            gateways=self.gateways,
             checkpoints=self.checkpoints,
-            new_runtime=partial(create_runtime, self.job, model_id, self.ingestor, self.gateway),
+            new_runtime=partial(create_runtime, self.job, model_id, self.ingestor, self.gateways.handles),
             kill=ray.kill,
             clear_away=partial(clear_away, self.job.models[model_id]),
             on_step=self._on_step,
@@ -98,12 +99,11 @@ class MultiModelDisaggregateTrainer:
 
     async def _start_serving(self) -> None:
         await named(self.checkpoints.start(), "ingestor")
-        url = await named(self.gateway.start.remote(), "gateway")
-        key = await named(self.gateway.get_control_key.remote(), "gateway", ANSWER_S)
-        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, url, key)
+        urls = await self.gateways.start()
+        self.workflow_driver = create_workflow_driver(self.job, self.ingestor, urls, self.gateways.control_key)
         await named(self.workflow_driver.stats.remote(), "workflow driver")
         self._not_started.remove("gateway and workflow driver")
-        self.metrics.note(f"gateway listens on {url}")
+        self.metrics.note(f"gateway listens on {', '.join(urls)}")
 
     async def _open(self, model_id: str) -> None:
         await self.policies[model_id].open(self.restore.get(model_id))
@@ -128,7 +128,7 @@ class MultiModelDisaggregateTrainer:
             self._pipeline_lines(),
             *(policy.watch() for policy in self.policies.values()),
             named(self.ingestor.wait_closed.remote(), "ingestor"),
-            named(self.gateway.wait_closed.remote(), "gateway"),
+            self.gateways.wait_closed(),
         ]
         background = [group.create_task(watch) for watch in watches]
         validating = group.create_task(self.validation.run())
@@ -151,7 +151,7 @@ class MultiModelDisaggregateTrainer:
             self.metrics.validation(evaluation)
             self.tracking.log(evaluation)
 
-        parts = (self.workflow_driver, self.ingestor, self.gateway)
+        parts = (self.workflow_driver, self.ingestor, self.gateways)
         note = self.metrics.note
         return ValidationScheduler(self.job.validation, *parts, self.trained, publish=publish, note=note)
 
@@ -164,7 +164,7 @@ class MultiModelDisaggregateTrainer:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
         self.tracking.finish()
         parts = [policy.runtime.stop.remote() for policy in self.policies.values()]
-        parts += [self.gateway.stop.remote()] if self.gateway is not None else []
+        parts += [self.gateways.stop()] if self.gateways is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), self.job.supervision.shutdown_s)
@@ -194,7 +194,7 @@ class MultiModelDisaggregateTrainer:
             workflows, queues, models = await asyncio.gather(
                 named(self.workflow_driver.stats.remote(), "workflow driver", ANSWER_S),
                 named(self.ingestor.stats.remote(), "ingestor", ANSWER_S),
-                named(self.gateway.stats.remote(), "gateway", ANSWER_S),
+                self.gateways.stats(),
             )
             self.metrics.pipeline(workflows, {m: queues[m] | models["models"][m] for m in self.job.models})
 

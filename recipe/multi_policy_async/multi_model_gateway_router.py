@@ -21,21 +21,33 @@
 The class needs no Ray; ``gateway_actor_class`` wraps it for a job, ``IngestorSink`` is its way to the ingestor actor.
 """
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from .agent_model_route_table import AgentModelRouteTable
-from .gateway.app import create_app
+from .gateway.app import AgentsFirst, create_app
 from .gateway.closing import Sink
+from .gateway.concurrency import adapt_limits
 from .gateway.http_server import HttpServer
+from .gateway.reaping import IdleReaper
 from .gateway.service import GatewayService, make_upstream
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelStatus
 from .trajectory import WorkflowRecord
 
 logger = logging.getLogger(__name__)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("adaptive concurrency has ended, limits stay as they are", exc_info=task.exception())
+
+
+async def _nobody_tells() -> dict[str, bool]:
+    return {}
 
 
 class MultiModelGatewayRouter:
@@ -46,6 +58,7 @@ class MultiModelGatewayRouter:
         agent_model_mapping: agent id -> model id.
         model_ids: the models of the job; each binds itself when its runtime is up.
         sink: takes the terminal record of every training workflow and answers accepted rows per model.
+        hungry: which models' trainers have nothing to train, for adaptive concurrency.
 
     Raises:
         ValueError: the mapping names unknown models, or the spec is not valid.
@@ -57,6 +70,7 @@ class MultiModelGatewayRouter:
         agent_model_mapping: Mapping[str, str],
         model_ids: Sequence[str],
         sink: Sink,
+        hungry: Callable[[], Awaitable[Mapping[str, bool]]] = _nobody_tells,
     ) -> None:
         self.spec = spec if isinstance(spec, GatewaySpec) else GatewaySpec.model_validate(dict(spec))
         self.control_key = self.spec.control_key or secrets.token_urlsafe(32)
@@ -64,8 +78,13 @@ class MultiModelGatewayRouter:
         registry = GatewayBindingRegistry(model_ids)
         self.service = GatewayService(self.spec, routes, registry, sink, make_upstream)
         self.app = create_app(self.service, self.control_key)
-        self._server = HttpServer(self.app, self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes)
+        self._server = HttpServer(
+            AgentsFirst(self.app), self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes
+        )
         self.base_url: str | None = None
+        self._hungry = hungry
+        self._adapting: asyncio.Task[None] | None = None
+        self._reaping: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Listen.
@@ -77,7 +96,15 @@ class MultiModelGatewayRouter:
             OSError: the port cannot be bound.
         """
         self.base_url = await self._server.start()
+        service = self.service
+        loop = adapt_limits(service.models, self._hungry, self.spec.adapt_every_s, service.metrics.in_flight_limit)
+        self._adapting = asyncio.ensure_future(loop)
+        self._adapting.add_done_callback(_log_failure)
         logger.info("gateway listens on %s", self.base_url)
+        if self.spec.workflow_idle_s is not None:
+            service = self.service
+            reaper = IdleReaper(service.sessions, service.closer, service.metrics, idle_s=self.spec.workflow_idle_s)
+            self._reaping = asyncio.create_task(reaper.run())
         return self.base_url
 
     async def get_control_key(self) -> str:
@@ -111,6 +138,10 @@ class MultiModelGatewayRouter:
 
     async def stop(self) -> None:
         """Abandon what runs, stop listening, release connections."""
+        if self._adapting is not None:
+            self._adapting.cancel()
+        if self._reaping is not None:
+            self._reaping.cancel()
         await self.service.close()
         await self._server.stop()
 
@@ -123,6 +154,14 @@ class IngestorSink:
 
     async def __call__(self, record: WorkflowRecord) -> dict[str, int]:
         return await self._ingestor.ingest.remote(record)
+
+    async def hungry(self) -> dict[str, bool]:
+        """Policies in training whose queue is empty; the others that train are not. Frozen and retired ones are."""
+        stats = await self._ingestor.stats.remote()
+        return {
+            model_id: each["queue_groups"] == 0 or each["state"] in ("frozen", "retired")
+            for model_id, each in stats.items()
+        }
 
 
 def gateway_actor_class(**actor_options: Any) -> Any:

@@ -94,7 +94,8 @@ class JobMetrics:
     def pipeline(self, workflows: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> None:
         """Print and record the state of the whole pipeline."""
         parts = [
-            f"{model_id}: {m['running']} in flight, {m['queue_groups']} groups queued, {m['state']}"
+            f"{model_id}: {m['running']}{_of(m.get('limit'))} in flight, "
+            f"{m['queue_groups']} groups queued, {m['state']}"
             for model_id, m in models.items()
         ]
         score = workflows["score_mean"]
@@ -133,3 +134,7 @@ class JobMetrics:
     def _append(self, name: str, record: dict[str, Any]) -> None:
         with (self._run_dir / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _of(limit: int | None) -> str:
+    return "" if limit is None else f" of {limit}"

@@ -29,6 +29,7 @@ from typing import Any
 from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
 from .gateway_binding_registry import ModelBinding, ModelState, ModelStatus
+from .gateway_group import GatewayGroup
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import StepReport
 from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, first_failure, named
@@ -44,7 +45,7 @@ class PolicyLife:
         job: the job.
         model_id: the policy.
         ingestor: handle of the ingestor.
-        gateway: handle of the gateway.
+        gateways: all gateway processes.
         checkpoints: commits its saves and knows its newest one.
         new_runtime: creates its runtime actor.
         kill: kills a runtime.
@@ -59,7 +60,7 @@ class PolicyLife:
         model_id: str,
         *,
         ingestor: Any,
-        gateway: Any,
+        gateways: GatewayGroup,
         checkpoints: CheckpointCoordinator,
         new_runtime: Callable[[], Any],
         kill: Callable[[Any], None],
@@ -74,7 +75,7 @@ class PolicyLife:
         self._policy = job.models[model_id]
         self._agents = list(job.agent_model_mapping.values()).count(model_id)
         self._ingestor = ingestor
-        self._gateway = gateway
+        self._gateways = gateways
         self._checkpoints = checkpoints
         self._new_runtime = new_runtime
         self._kill = kill
@@ -102,7 +103,7 @@ class PolicyLife:
         await named(self._ingestor.pause.remote(name, True), f"{name}: ingestor")
         await named(self._checkpoints.sweep(name), f"{name}: checkpoints")
         binding: ModelBinding = await named(self.runtime.launch.remote(incarnation, restored), f"{name}: launch")
-        await named(self._gateway.bind.remote(binding), f"{name}: gateway")
+        await self._gateways.bind(binding)
         await named(self.runtime.publish.remote(), f"{name}: first weight sync")
         await named(self._ingestor.pause.remote(name, False), f"{name}: ingestor")
         at = f" at version {restored.step}" if restored else ""
@@ -152,8 +153,7 @@ class PolicyLife:
         name, left = self.model_id, self._restarts_left
         self.ended.clear()
         self._kill(self.runtime)  # first, so that it cannot say any more that it is open
-        waits = ModelStatus(ModelState.STARTING, Version(0, 0))
-        await named(self._gateway.set_status.remote(name, waits), f"{name}: gateway", ANSWER_S)
+        await self._gateways.set_status(name, ModelStatus(ModelState.STARTING, Version(0, 0)))
         await named(self._ingestor.pause.remote(name, True), f"{name}: ingestor", ANSWER_S)
         saved = await named(self._checkpoints.newest(name), f"{name}: checkpoints", ANSWER_S)
         start = f"version {saved.step}" if saved else "its initial weights"

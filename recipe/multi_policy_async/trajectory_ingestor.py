@@ -25,7 +25,7 @@ producing side is ingest/intake.py, the training side ingest/outlet.py.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,11 @@ from .ingest.accounts import Account, model_stats
 from .ingest.batch_source import End, ProducerDied, TakenBatch
 from .ingest.group_queue import GroupQueue
 from .ingest.intake import Intake, describe_idle
+from .ingest.ledger import FateChange, WaitingRow
 from .ingest.outlet import Outlet
-from .ingest.recovery import rebuild, unfinished
+from .ingest.reasons import POISON
+from .ingest.recovery import rebuild, rebuild_trained, unfinished
+from .ingest.replay import ReplayPool
 from .ingest.spec import IngestSpec, QueueSpec
 from .ingest.state import IngestState
 from .trajectory import Version, WorkflowId, WorkflowRecord
@@ -70,7 +73,7 @@ class TrajectoryIngestor:
         """Start a policy, again after its trainer died, or at its checkpoint ``restored = (incarnation, step)``.
 
         Batches that an earlier trainer took and did not consume wait again, and so do rows that weights outside the
-        restored lineage consumed.
+        restored lineage consumed. A group that ``max_give_backs`` trainers died with, and now one more, is ``poison``.
 
         Args:
             model_id: the policy.
@@ -92,15 +95,37 @@ class TrajectoryIngestor:
             incarnation = await state.serial.on_disk(state.ledger.checkpoints.begin_incarnation, model_id, restored)
             queue.lineage = await state.serial.on_disk(state.ledger.checkpoints.lineage, model_id)
             waiting = await state.serial.on_disk(state.ledger.waiting_rows, model_id)
+            give_backs = state.queues[model_id].give_backs() if model_id in state.queues else {}
+            waiting = await self._without_poison(waiting, give_backs)
             counts = await state.serial.on_disk(state.ledger.counts)
+            replayed = await state.serial.on_disk(state.ledger.replay_counts)
+            number = 0 if restored is None else restored[1]
+            oldest = ReplayPool(spec, number).oldest
+            trained_rows = (
+                [] if oldest is None else await state.serial.on_disk(state.ledger.trained_rows, model_id, oldest)
+            )
             state.forget_open_rows(model_id)
-            queue.refill(rebuild(waiting, state.open, state.clock()), incarnation)
+            queue.refill(
+                rebuild(waiting, state.open, state.clock(), give_backs),
+                incarnation,
+                trained=rebuild_trained(trained_rows, state.clock()),
+                number=number,
+            )
             state.queues[model_id] = queue
-            state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}))
+            state.stagger.forget(model_id)
+            state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}), replayed.get(model_id, 0))
             state.changes.notify()
             return incarnation
 
         return await state.serial.exclusively(register())
+
+    async def _without_poison(self, waiting: list[WaitingRow], give_backs: Mapping[str, int]) -> list[WaitingRow]:
+        groups = {group for group, count in give_backs.items() if count > self._state.spec.max_give_backs}
+        poison = [row.row_id for row in waiting if row.group_id in groups]
+        if poison:
+            logger.warning("dropped as poison, trainer after trainer died with them: %s", ", ".join(sorted(groups)))
+            await self._state.serial.on_disk(self._state.ledger.set_fates, [FateChange(poison, POISON)])
+        return [row for row in waiting if row.group_id not in groups]
 
     async def retire(self, model_id: str) -> None:
         """The policy reached its target: it keeps serving, its waiting and later rows count as ``retired``."""
@@ -174,7 +199,7 @@ class TrajectoryIngestor:
         """Take a batch of whole groups for a trainer whose weights are at ``version``; ``None`` after ``timeout_s``.
 
         Groups that became stale (invariant 6) or were sampled by lost weights are dropped here. The batch must be
-        settled: ``mark_consumed``, ``drop`` or ``give_back``.
+        settled: ``mark_consumed`` or ``drop``. If the trainer dies, its rows wait again when the policy starts again.
 
         Args:
             model_id: the policy.
@@ -187,14 +212,32 @@ class TrajectoryIngestor:
         """
         return await self._outlet.take(model_id, groups, version, timeout_s)
 
-    async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
-        """Wait until ``version`` can be published: no pin is set and, with ``on_stale: hold``, no group in play
-        would become stale.
+    async def hold(self, model_id: str, groups: int, version: Version, batches_left: int, timeout_s: float) -> bool:
+        """With ``on_stale: hold``, wait before a batch for open groups that the next version would make stale.
+
+        Args:
+            model_id: the policy.
+            groups: target size of the batch.
+            version: version before the step.
+            batches_left: batches between this one and the next version.
+            timeout_s: longest wait.
 
         Returns:
-            ``False`` after ``timeout_s``: ask again.
+            ``False`` after ``timeout_s``: ask again. Other policies get ``True`` at once.
         """
-        return await self._outlet.hold(model_id, version, timeout_s)
+        return await self._outlet.hold(model_id, groups, version, batches_left, timeout_s)
+
+    async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
+        """Wait until ``version`` may be published: no pin is set and, with ``stagger``, no other policy syncs.
+
+        Returns:
+            ``False`` after ``timeout_s``: ask again. ``True``: publish now, and tell by ``synced`` when it is done.
+        """
+        return await self._outlet.may_publish(model_id, version, timeout_s)
+
+    async def synced(self, model_id: str) -> None:
+        """The version that ``may_publish`` let pass is served."""
+        await self._outlet.synced(model_id)
 
     async def pin_versions(self, seconds: float, timeout_s: float) -> bool:
         """Let no policy publish a version for ``seconds``, or until ``unpin_versions``; again: renew it.
@@ -227,14 +270,6 @@ class TrajectoryIngestor:
             ValueError: the batch is not taken, or the reason is not in the closed list.
         """
         await self._outlet.drop(model_id, batch_id, reason)
-
-    async def give_back(self, model_id: str, batch_id: str) -> None:
-        """The step failed: the groups return to the head of the queue, or are ``poison`` after too many times.
-
-        Raises:
-            ValueError: the batch is not taken.
-        """
-        await self._outlet.give_back(model_id, batch_id)
 
     async def clear(self, model_id: str) -> None:
         """Drop the groups that wait in a policy's queue, as ``shutdown``."""
@@ -285,6 +320,7 @@ class TrajectoryIngestor:
         state = self._state
         return {
             model_id: model_stats(queue, state.accounts[model_id], state.open.values())
+            | {"staggered_s": state.stagger.waited_s[model_id]}
             for model_id, queue in state.queues.items()
         }
 

@@ -26,7 +26,6 @@
 
 import asyncio
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Any
 import httpx
 from httpx_aiohttp import HttpxAiohttpClient
 
+from .clock import now
 from .ingest.handle import TargetDiedError, call
 from .trajectory import WorkflowId
 from .workflows.base import Task, Workflow
@@ -77,6 +77,7 @@ class WorkflowDriver:
         max_tasks: tasks of the whole run; ``None``: no limit.
         policies: of the job; each has slots for workflows that are blocked on it.
         poll_s: longest wait of one call to the ingestor.
+        transport: how the agents reach the gateway; ``None``: HTTP.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class WorkflowDriver:
         max_tasks: int | None = None,
         policies: int = 1,
         poll_s: float = 5.0,
+        transport: httpx.AsyncBaseTransport | None = None,
     ):
         self._spec = spec
         self._tasks = tasks
@@ -107,6 +109,7 @@ class WorkflowDriver:
             limits=httpx.Limits(max_connections=0),  # aiohttp's word for no limit
             event_hooks={"response": [self._transcripts.on_response]},
             trust_env=False,  # no proxies: the gateway is on this host or in this cluster
+            transport=transport,
         )
         parts = (workflow, spec, gateway, ingestor, self._http, self._transcripts)
         threads = spec.max_concurrent + policies * spec.max_blocked_per_policy
@@ -233,12 +236,12 @@ class WorkflowDriver:
             self._check()
             if (reason := await call(self._ingestor, "starving")) is not None:
                 raise DriverError(f"workflow driver: {reason}")
-            asked, idle = time.monotonic(), not self._episodes
+            asked, idle = now(), not self._episodes
             if await call(self._ingestor, "admit", epoch, task, self._spec.n, min(self._poll_s, _ADMIT_POLL_S)):
                 self._state = "producing"
                 return True
             if idle:  # nothing could have ended well
-                self._outage_since += time.monotonic() - asked
+                self._outage_since += now() - asked
             self._state = "waiting for training"
         return False
 
@@ -274,8 +277,8 @@ class WorkflowDriver:
             self._last_error = ended.error
             self._outages_in_a_row += 1
             if self._outages_in_a_row == 1:  # not since a workflow ended well: training may have left no room meanwhile
-                self._outage_since = time.monotonic()
-            outage = time.monotonic() - self._outage_since
+                self._outage_since = now()
+            outage = now() - self._outage_since
             if outage > self._spec.max_outage_s:
                 raise DriverError(f"workflow driver: no workflow ended well for {outage:.0f} s; last: {ended.error}")
 
@@ -287,7 +290,7 @@ class WorkflowDriver:
 
     async def _wait_until(self, condition: Callable[[], bool], state: str, timeout_s: float | None = None) -> None:
         """Wait while episodes end, up to ``timeout_s``; a silently dead one becomes a crash of the driver."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else now() + timeout_s
         while True:
             self._wake.clear()
             self._check()
@@ -295,7 +298,7 @@ class WorkflowDriver:
                 return
             self._state = state
             try:
-                await asyncio.wait_for(self._wake.wait(), None if deadline is None else deadline - time.monotonic())
+                await asyncio.wait_for(self._wake.wait(), None if deadline is None else deadline - now())
             except TimeoutError:
                 return
 

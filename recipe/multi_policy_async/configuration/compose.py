@@ -29,7 +29,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..gateway.spec import GatewaySpec
+from ..gateway.spec import ConcurrencySpec, GatewaySpec
 from ..ingest.spec import IngestSpec, QueueSpec
 from ..workflows.spec import ValidationSpec, WorkflowSpec
 from . import schema, training_checks, validate
@@ -41,7 +41,7 @@ from .verl_tree import verl_defaults
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 DEFAULT_CONFIG = "multi_policy_trainer"
 
-GROUPS = ("device", "gateway", "ingest", "queue", "workflow", "validation")
+GROUPS = ("device", "gateway", "ingest", "queue", "concurrency", "workflow", "validation")
 
 _SECTIONS = {
     "run": schema.RunSpec,
@@ -50,6 +50,7 @@ _SECTIONS = {
     "validation": ValidationSpec,
     "ingest": IngestSpec,
     "queue": QueueSpec,
+    "concurrency": ConcurrencySpec,
     "data": schema.DataSpec,
     "reward": schema.RewardSpec,
     "stop": schema.StopSpec,
@@ -165,6 +166,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         problems += validate.validation_problems(specs["validation"], specs["data"])
     if specs["workflow"] is not None:
         problems += validate.workflow_problems(specs["workflow"], mapping)
+        if specs["gateway"] is not None:
+            problems += validate.idle_problems(specs["gateway"], specs["workflow"])
     broken = [name for name in specs if specs[name] is None]
     if broken:  # the policies are checked all the same, against sections that are right
         raw.job.update({name: compose_raw(DEFAULT_CONFIG, []).job[name] for name in broken})
@@ -173,7 +176,7 @@ def build_job(raw: RawJob) -> schema.JobSpec:
     problems += found
     if problems:
         raise ConfigError({str(problem): problem for problem in problems}.values())  # shared layers repeat theirs
-    del specs["queue"]  # every policy has its own by now
+    del specs["queue"], specs["concurrency"]  # every policy has its own by now
     return schema.JobSpec(device=raw.device, models=policies, agent_model_mapping=mapping, **specs)
 
 
@@ -244,6 +247,9 @@ def _policies(
             builder.problems += found or training_checks.queue_problems(builder, queue, group_size)
             if queue is not None:
                 builder.problems += training_checks.group_problems(builder, queue, context.job["gateway"]["rows"])
+            at = "async_training.concurrency"
+            concurrency, found = validate.spec_or_problems(ConcurrencySpec, builder.get(at), builder.key(at))
+            builder.problems += found or validate.concurrency_problems(builder, concurrency, context.job["gateway"])
         problems += builder.problems
         trained.append(builder.ours.get("train") is not False)
         if not builder.problems:
@@ -259,6 +265,7 @@ def _policies(
                 replica_rank_offset=builder.replica_rank_offset,
                 master_port_range=builder.master_port_range(),
                 queue=queue,
+                concurrency=concurrency,
                 verl=builder.tree,
                 origin=_origins(builder, on_command_line),
             )
@@ -280,19 +287,20 @@ def queue_settings(policy: PolicyBuilder) -> dict[str, Any]:
     return settings
 
 
+_GROUP_KEYS = {"queue": "async_training.", "concurrency": "async_training.concurrency."}
+"""Config groups whose keys stand in a model's ``async_training``, and where."""
+
+
 def _origins(policy: PolicyBuilder, on_command_line: frozenset[str]) -> dict[str, str]:
     """Layer per key whose value is not verl's, with what was typed told apart from what files say."""
     defaults = verl_defaults()
-    prefixes = {"policy_defaults": "policy_defaults", f"models.{policy.model_id}": policy.key(), "queue": "queue"}
+    prefixes = {"policy_defaults": "policy_defaults", f"models.{policy.model_id}": policy.key()}
+    prefixes |= {group: group for group in _GROUP_KEYS}
     origin = {}
     for dotted, layer in policy.origin.items():
         if policy.get(dotted) == get(defaults, dotted) and dotted not in SHORT_KEYS:
             continue
-        written = (
-            f"{prefixes[layer]}.{dotted.removeprefix('async_training.') if layer == 'queue' else dotted}"
-            if layer in prefixes
-            else ""
-        )
+        written = f"{prefixes[layer]}.{dotted.removeprefix(_GROUP_KEYS.get(layer, ''))}" if layer in prefixes else ""
         typed = any(written == key or written.startswith(f"{key}.") for key in on_command_line)
         origin[dotted] = f"{layer} (command line)" if typed else layer
     return origin

@@ -127,7 +127,9 @@ class PolicyBuilder:
             tree[side]["n_gpus"] = None
         for name in QueueSpec.model_fields:
             tree["async_training"].setdefault(name, None)
+        tree["async_training"].setdefault("concurrency", None)
         self._layers.apply({"async_training": self._context.job["queue"]}, "queue")
+        self._layers.apply({"async_training": {"concurrency": self._context.job["concurrency"]}}, "concurrency")
 
     def _take_short_keys(self, config: DictConfig) -> None:
         self.ours = {"model_path": self._absolute(config.model_path), "train": config.train}

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..gateway.spec import GatewaySpec
+from ..gateway.spec import ConcurrencySpec, GatewaySpec
 from ..ingest.spec import IngestSpec, QueueSpec
 from ..workflows.spec import ValidationSpec, WorkflowSpec
 
@@ -139,6 +139,7 @@ class PolicySpec(Spec):
     replica_rank_offset: Annotated[int, Field(ge=0)]
     master_port_range: tuple[int, int]
     queue: QueueSpec
+    concurrency: ConcurrencySpec
     verl: dict[str, Any]  # resolved
     origin: dict[str, str]  # dotted verl key -> layer that set it, for keys that differ from verl's default
 

@@ -146,6 +146,31 @@ def shuffle_problems(policy: PolicyBuilder) -> Iterable[Problem]:
             yield Problem(policy.key(key), what, policy.get(key), fix="false")
 
 
+def replay_problems(policy: PolicyBuilder, queue: QueueSpec) -> Iterable[Problem]:
+    """Old rows are weighed by the ratio of the trained policy to the one that sampled, and can be young enough."""
+    if not policy.ours["train"] or queue.replay.max_uses == 1:
+        return
+    correction = policy.get("algorithm.rollout_correction")
+    at = "algorithm.rollout_correction"
+    needs = "async_training.replay trains old rows, which need importance weights:"
+    if correction["bypass_mode"]:
+        # The PPO ratio is to the rollout's log-probs. verl 0.9.1 sets another loss_type on the trainer's copy of the
+        # actor's config (rollout_corr_helper.py:apply_bypass_mode), when the workers have theirs already.
+        if correction["loss_type"] != "ppo_clip":
+            what = f"{needs} with bypass_mode only the ratio of ppo_clip reaches the workers"
+            yield Problem(policy.key(f"{at}.loss_type"), what, correction["loss_type"], fix="ppo_clip")
+    elif correction["rollout_is"] is None:
+        what = f"{needs} without bypass_mode the ratio is to the trainer's own weights"
+        yield Problem(
+            policy.key(f"{at}.rollout_is"), what, allowed="token, sequence", fix=f"token, or {at}.bypass_mode=true"
+        )
+    if queue.max_staleness == 0:
+        what = "is above 1, but max_staleness=0 leaves no trained group young enough"
+        yield Problem(
+            policy.key("async_training.replay.max_uses"), what, queue.replay.max_uses, fix="1, or raise max_staleness"
+        )
+
+
 def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> Iterable[Problem]:
     """The queue lets as many groups in as training waits for.
 
@@ -177,6 +202,7 @@ def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> 
             queue.max_queue_groups,
             fix=f">= {at_least}" + ("" if queue.min_batch_groups else ", or set min_batch_groups"),
         )
+    yield from replay_problems(policy, queue)
     if queue.min_group_size > group_size and queue.on_small_group == "drop":
         yield Problem(
             policy.key("async_training.min_group_size"),

@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ..gateway.spec import ConcurrencySpec, GatewaySpec
 from ..workflows.loader import load_workflow_class
 from ..workflows.scoring import load_reward_function
 from ..workflows.spec import ValidationSpec, WorkflowSpec
@@ -38,6 +39,9 @@ JOB_METRICS = ("steps", "pipeline", "validation")
 
 HTTP_ROLLOUTS = ("hf", "sglang")
 """Rollout servers with SGLang's HTTP interface."""
+
+_DRIVER_SLACK_S = 60.0
+"""For a workflow that lets go late, its reward and its finalize."""
 
 
 def spec_or_problems(cls: type[BaseModel], data: Any, at: str) -> tuple[BaseModel | None, list[Problem]]:
@@ -172,6 +176,22 @@ def validation_problems(validation: ValidationSpec, data: Any) -> list[Problem]:
     return [Problem("data.val_files", what, fix="name a file of tasks that are not trained on")]
 
 
+def idle_problems(gateway: GatewaySpec, workflow: WorkflowSpec) -> list[Problem]:
+    """The driver's deadline comes before the gateway's own: it waits for a thread up to the deadline, then plays."""
+    needed = 2 * workflow.timeout_s + _DRIVER_SLACK_S
+    if gateway.workflow_idle_s is None or gateway.workflow_idle_s >= needed:
+        return []
+    return [
+        Problem(
+            "gateway.workflow_idle_s",
+            f"would abort workflows that the driver still runs (workflow.timeout_s={workflow.timeout_s:g})",
+            gateway.workflow_idle_s,
+            allowed=f"{needed:g} (2 * workflow.timeout_s + {_DRIVER_SLACK_S:g}) or more, or null",
+            fix=f"gateway.workflow_idle_s={needed:g}",
+        )
+    ]
+
+
 def stop_problems(stop: Any) -> list[Problem]:
     """The limit that ``stop.by`` names is set; the other two do not count."""
     key = {"updates": "updates", "tasks": "tasks", "time": "seconds"}[stop.by]
@@ -198,6 +218,15 @@ def upstream_problems(policy: PolicyBuilder, upstream: str) -> Iterable[Problem]
             allowed=", ".join(HTTP_ROLLOUTS),
             fix="gateway.upstream=verl_client",
         )
+
+
+def concurrency_problems(
+    policy: PolicyBuilder, concurrency: ConcurrencySpec, gateway: dict[str, Any]
+) -> Iterable[Problem]:
+    """An adaptive limit can see the load of the servers that it follows."""
+    if concurrency.adaptive and gateway["upstream"] != "sglang_router":
+        key = policy.key("async_training.concurrency.adaptive")
+        yield Problem(key, "asks the servers for their load, which verl's client cannot", True, fix="false")
 
 
 def _path(policy: PolicyBuilder, device: str, *_: Any) -> Iterable[Problem]:

@@ -117,14 +117,15 @@ class GenerationEndpoint(AgentEndpoint):
         session.check_open()
         body = await read_body(scope, receive, self.service.spec.max_body_bytes)
         digest = hashlib.blake2b(body, digest_size=16, person=self.protocol).digest()
-        async with LeaveWatcher(receive) as watcher:
-            try:
-                exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
-            except GatewayError as error:
-                session.note_refused(agent_id, digest)
-                self.service.metrics.request(model_id, error.status)
-                raise
-            await self._read(session, exchange, watcher, send)
+        with session.in_use():
+            async with LeaveWatcher(receive) as watcher:
+                try:
+                    exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
+                except GatewayError as error:
+                    session.note_refused(agent_id, digest)
+                    self.service.metrics.request(model_id, error.status)
+                    raise
+                await self._read(session, exchange, watcher, send)
 
     async def _exchange(
         self,

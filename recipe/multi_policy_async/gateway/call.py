@@ -111,21 +111,26 @@ class Call:
             self._parser = self.new_parser()
         if self.first_token_at is None and chunk.ids:
             self.first_token_at = time.time()
-        pieces, taken, stopped = [], 0, False
-        for token_id in chunk.ids:
-            pieces.append(self._scanner.feed(self._detokenizer.feed(token_id)))
-            taken += 1
-            if self._scanner.matched is not None:
-                stopped = self.cut = True
-                self.stop_matched = self._scanner.matched
-                break
+        text, taken, stopped = self._read(chunk.ids)
         self.ids += chunk.ids[:taken]
         self.log_probs += chunk.log_probs[:taken]
         self.versions += chunk.versions[:taken]
         self.alternatives += chunk.top_logprobs[:taken]
         self.cached_tokens = self.cached_tokens or chunk.cached_tokens
-        self._show("".join(pieces))
+        self._show(text)
         return stopped
+
+    def _read(self, ids: list[int]) -> tuple[str, int, bool]:
+        """Text of the tokens up to a stop string, how many these are, whether it is complete."""
+        if not self.stop:
+            return self._detokenizer.feed_all(ids), len(ids), False
+        pieces = []
+        for taken, token_id in enumerate(ids, 1):
+            pieces.append(self._scanner.feed(self._detokenizer.feed(token_id)))
+            if self._scanner.matched is not None:
+                self.cut, self.stop_matched = True, self._scanner.matched
+                return "".join(pieces), taken, True
+        return "".join(pieces), len(ids), False
 
     def finish(self, reason: str) -> None:
         """The last token is in: ``stop`` or ``length``."""

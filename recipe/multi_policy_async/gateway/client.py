@@ -11,8 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Python client of the control API, used by whoever runs workflows."""
+"""Python client of the control API, used by whoever runs workflows.
 
+With several gateway processes it gives each workflow to one of them, by the workflow's id alone: every process of a job
+that knows the gateways' URLs finds the owner again, also one that was started anew.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,19 +55,28 @@ class GatewayControlClient:
     """Creates, finalizes and aborts workflows.
 
     Args:
-        base_url: what ``MultiModelGatewayRouter.start`` returned.
-        key: the control key.
+        base_urls: what ``MultiModelGatewayRouter.start`` returned, of every gateway process, everywhere in one order.
+        key: the control key of all of them.
         timeout_s: of one call; finalize waits for running calls and for the ingestor.
+        transport: how the gateway is reached; ``None``: HTTP.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float = 120.0) -> None:
-        self._workflows_url = base_url.rstrip("/") + "/control/v1/workflows"
+    def __init__(
+        self,
+        base_urls: str | Sequence[str],
+        key: str,
+        *,
+        timeout_s: float = 120.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base_urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
         self._http = HttpxAiohttpClient(
             headers={"authorization": f"Bearer {key}"},
             timeout=timeout_s,
             trust_env=False,  # the gateway is never behind a proxy
-            verify=base_url.startswith("https"),  # building a TLS context costs 30 ms
+            verify=any(url.startswith("https") for url in self._base_urls),  # building a TLS context costs 30 ms
             limits=httpx.Limits(max_connections=0),  # aiohttp's word for no limit
+            transport=transport,
         )
 
     async def create_workflow(self, workflow_id: str, *, purpose: str = "train") -> dict[str, AgentEndpoints]:
@@ -72,7 +88,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        answer = await self._call("POST", "", {"workflow_id": workflow_id, "purpose": purpose})
+        answer = await self._call("POST", workflow_id, None, {"workflow_id": workflow_id, "purpose": purpose})
         return {agent_id: AgentEndpoints(agent_id=agent_id, **urls) for agent_id, urls in answer["agents"].items()}
 
     async def finalize(
@@ -95,7 +111,7 @@ class GatewayControlClient:
             "score": score,
             "error": error,
         }
-        return await self._call("POST", f"/{workflow_id}/finalize", body)
+        return await self._call("POST", workflow_id, "/finalize", body)
 
     async def abort(self, workflow_id: str, *, error: str | None = None) -> dict[str, Any]:
         """End a workflow without rows.
@@ -103,7 +119,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/abort", {"error": error})
+        return await self._call("POST", workflow_id, "/abort", {"error": error})
 
     async def pause(self, workflow_id: str) -> dict[str, Any]:
         """Hold the workflow's new requests.
@@ -111,7 +127,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/pause", {})
+        return await self._call("POST", workflow_id, "/pause", {})
 
     async def resume(self, workflow_id: str) -> dict[str, Any]:
         """Let them go.
@@ -119,7 +135,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/resume", {})
+        return await self._call("POST", workflow_id, "/resume", {})
 
     async def report_rewards(self, workflow_id: str, rewards: Rewards) -> dict[str, Any]:
         """Report rewards before the end; finalize uses them where it brings none.
@@ -127,7 +143,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("POST", f"/{workflow_id}/rewards", {"rewards": plain(rewards)})
+        return await self._call("POST", workflow_id, "/rewards", {"rewards": plain(rewards)})
 
     async def status(self, workflow_id: str) -> dict[str, Any]:
         """State and calls of a workflow.
@@ -135,7 +151,7 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return await self._call("GET", f"/{workflow_id}", None)
+        return await self._call("GET", workflow_id, "", None)
 
     async def blocked(self, longer_than_s: float) -> dict[str, str]:
         """Workflows with a request that has waited at a closed gate for longer: the model that each waits for.
@@ -143,13 +159,27 @@ class GatewayControlClient:
         Raises:
             ControlError, httpx.HTTPError: refused, or not reached.
         """
-        return (await self._call("GET", f"?waiting_longer_than_s={longer_than_s}", None))["workflows"]
+        query = f"?waiting_longer_than_s={longer_than_s}"
+        answers = await asyncio.gather(*(self._request("GET", url, query, None) for url in self._base_urls))
+        return {workflow: model for answer in answers for workflow, model in answer["workflows"].items()}
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        response = await self._http.request(method, self._workflows_url + path, json=body)
+    def owner(self, workflow_id: str) -> str:
+        """Base URL of the gateway process that has the workflow."""
+        return self._base_urls[zlib.crc32(workflow_id.encode()) % len(self._base_urls)]
+
+    async def _call(
+        self, method: str, workflow_id: str, action: str | None, body: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """``action``: None for the collection, else what follows the workflow's own path."""
+        path = "" if action is None else f"/{workflow_id}{action}"
+        return await self._request(method, self.owner(workflow_id), path, body)
+
+    async def _request(self, method: str, base_url: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        url = f"{base_url.rstrip('/')}/control/v1/workflows{path}"
+        response = await self._http.request(method, url, json=body)
         if response.status_code != 200:
             try:
                 message = response.json()["error"]["message"]

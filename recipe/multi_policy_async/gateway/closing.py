@@ -107,8 +107,11 @@ class WorkflowCloser:
                 score = mean_reward(rewards)
             return await self._close(found, status, chosen, rows, score, error)
 
-    async def abort(self, workflow_id: str, *, error: str | None = None) -> dict[str, Any]:
+    async def abort(self, workflow_id: str, *, error: str | None = None, forget: bool = False) -> dict[str, Any]:
         """End a workflow without rows.
+
+        Args:
+            forget: also when the sink does not take the record: nobody is there to try again.
 
         Raises:
             NotFound: unknown workflow.
@@ -121,7 +124,7 @@ class WorkflowCloser:
             if isinstance(again := self._store.find(workflow_id), ClosedWorkflow):
                 return again.answer
             await found.abandon_all("failed_workflow")
-            return await self._close(found, "aborted", [], (), None, error)
+            return await self._close(found, "aborted", [], (), None, error, forget=forget)
 
     async def _close(
         self,
@@ -131,6 +134,8 @@ class WorkflowCloser:
         rows: tuple[Trajectory, ...],
         score: float | None,
         error: str | None,
+        *,
+        forget: bool = False,
     ) -> dict[str, Any]:
         record = WorkflowRecord(
             workflow_id=session.workflow_id,
@@ -149,7 +154,10 @@ class WorkflowCloser:
             except Exception as failure:
                 # Whatever the ingest process raised, across a process boundary: the caller has to try again.
                 logger.exception("the record of workflow %s was not taken", session.workflow_id)
-                raise UpstreamFailed(f"the record of workflow {session.workflow_id} was not taken: {failure}") from None
+                if not forget:
+                    raise UpstreamFailed(
+                        f"the record of workflow {session.workflow_id} was not taken: {failure}"
+                    ) from None
         session.settle(chosen)
         answer = {
             "workflow_id": session.workflow_id,

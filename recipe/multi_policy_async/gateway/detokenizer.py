@@ -29,6 +29,9 @@ class Detokenizer(Protocol):
     def feed(self, token_id: int) -> str:
         """The text that this token completes, often empty."""
 
+    def feed_all(self, ids: Sequence[int]) -> str:
+        """The same for several tokens at once."""
+
     def flush(self) -> str:
         """What is left at the end; an unfinished character is left out, never shown as U+FFFD."""
 
@@ -84,6 +87,9 @@ class _ByteLevelDetokenizer:
     def feed(self, token_id: int) -> str:
         return self._decode(self._pieces[token_id])
 
+    def feed_all(self, ids: Sequence[int]) -> str:
+        return self._decode(b"".join([self._pieces[token_id] for token_id in ids]))
+
     def flush(self) -> str:
         return ""  # bytes that are still pending are an unfinished character
 
@@ -105,6 +111,9 @@ class _WindowDetokenizer:
     def feed(self, token_id: int) -> str:
         self._ids.append(token_id)
         return self._emit(final=len(self._ids) - self._done > self._LONGEST)
+
+    def feed_all(self, ids: Sequence[int]) -> str:
+        return "".join([self.feed(token_id) for token_id in ids])
 
     def flush(self) -> str:
         return self._emit(final=True).rstrip(_REPLACEMENT)

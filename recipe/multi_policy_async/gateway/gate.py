@@ -21,10 +21,10 @@ One gate per model, so that one model's sync is never felt by requests for anoth
 """
 
 import asyncio
-import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
+from ..clock import now
 from ..gateway_binding_registry import ModelState
 from .errors import Busy, UpstreamFailed
 from .metrics import GatewayMetrics
@@ -51,10 +51,10 @@ class ModelGate:
         if state == former:
             return
         if former == ModelState.OPEN:
-            self._closed_at = time.monotonic()
+            self._closed_at = now()
             self._metrics.in_flight_at_pause(self.model_id, self.running)
         if state == ModelState.OPEN and self._closed_at is not None:
-            self._metrics.paused_seconds(self.model_id, time.monotonic() - self._closed_at)
+            self._metrics.paused_seconds(self.model_id, now() - self._closed_at)
             self._closed_at = None
         # Waiters of this change go; later ones wait for the next change.
         self._changed.set()
@@ -67,7 +67,7 @@ class ModelGate:
 
     def waiting_workflows(self, longer_than_s: float) -> Set[str]:
         """Workflows with a request that has waited for longer."""
-        latest = time.monotonic() - longer_than_s
+        latest = now() - longer_than_s
         return {workflow_id for workflow_id, since in self._waiters.values() if since < latest}
 
     async def wait_open(self, workflow_id: str) -> float:
@@ -85,7 +85,7 @@ class ModelGate:
         """
         if self.state == ModelState.OPEN:
             return 0.0
-        started, waiter = time.monotonic(), object()
+        started, waiter = now(), object()
         self._waiters[waiter] = (workflow_id, started)
         try:
             await asyncio.wait_for(self._settled(), self._hold_timeout_s)
@@ -97,7 +97,7 @@ class ModelGate:
             ) from None
         finally:
             del self._waiters[waiter]
-            held = time.monotonic() - started
+            held = now() - started
             self._metrics.held(self.model_id, held)
         if self.state == ModelState.DOWN:
             raise UpstreamFailed(f"model {self.model_id} is down")
@@ -114,8 +114,8 @@ class ModelGate:
             How many of them still run after ``timeout_s``.
         """
         self.set_state(ModelState.DRAINING)
-        deadline = time.monotonic() + timeout_s
-        while self.bound_to_engine and time.monotonic() < deadline and self.state == ModelState.DRAINING:
+        deadline = now() + timeout_s
+        while self.bound_to_engine and now() < deadline and self.state == ModelState.DRAINING:
             await asyncio.sleep(0.01)
         return self.bound_to_engine
 
@@ -130,4 +130,4 @@ class ModelGate:
             self.running -= 1
             self.bound_to_engine -= not resumable
             if self.running == 0 and self._closed_at is not None and self.state != ModelState.OPEN:
-                self._metrics.drained(self.model_id, time.monotonic() - self._closed_at)
+                self._metrics.drained(self.model_id, now() - self._closed_at)

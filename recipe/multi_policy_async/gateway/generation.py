@@ -17,8 +17,10 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from ..clock import now
 from ..gateway_binding_registry import ModelBinding, ModelState
 from .call import Call
+from .concurrency import AdaptiveLimit, CallSlots
 from .errors import BadRequest, Busy, CallLost, UnsupportedValue, UpstreamFailed
 from .gate import ModelGate
 from .metrics import GatewayMetrics
@@ -52,8 +54,21 @@ class ServedModel:
         self.upstream = upstream
         self._spec = spec
         self._metrics = metrics
+        concurrency = binding.concurrency
+        self.adaptive = AdaptiveLimit(concurrency) if concurrency is not None and concurrency.adaptive else None
+        self.slots = CallSlots(concurrency and (self.adaptive.limit if self.adaptive else concurrency.max_in_flight))
+        if self.slots.limit is not None:
+            metrics.in_flight_limit(binding.model_id, self.slots.limit)
         self._family: ToolFamily | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+
+    @property
+    def model_id(self) -> str:
+        return self.binding.model_id
+
+    async def waiting_requests(self) -> int | None:
+        """Requests that wait in the model's servers; None while it is not open, or if they do not tell."""
+        return await self.upstream.waiting_requests() if self.gate.state == ModelState.OPEN else None
 
     async def rebind(self, binding: ModelBinding, tokenizer: PolicyTokenizer, upstream: Upstream) -> None:
         """Serve from other servers from now on; attempts at the former ones lose their connection and start again."""
@@ -88,9 +103,10 @@ class ServedModel:
         """
         failures = 0
         while True:
-            await self._wait_open(call)
             attempt = self._attempt(call)
+            await self._wait_for_slot(call)
             try:
+                await self._wait_open(call)
                 finish = await self._sample(call, attempt)
             except UpstreamRefused as error:
                 raise BadRequest(
@@ -105,6 +121,8 @@ class ServedModel:
                 logger.info("attempt %s failed, starting again: %s", attempt.rid, error)
                 self._restart(call, "upstream", error)
                 continue
+            finally:
+                self.slots.release()
             if finish == "abort" and call.ids and call.ids[-1] in self.tokenizer.end_of_turn_ids:
                 finish = "stop"  # the abort came behind the last token
             if finish != "abort":
@@ -155,8 +173,20 @@ class ServedModel:
     @staticmethod
     def _check_lineage(call: Call, chunk: TokenChunk) -> None:
         first = call.versions[0] if call.versions else (chunk.versions[0] if chunk.versions else None)
-        if first is not None and any(version.incarnation != first.incarnation for version in chunk.versions):
+        if first is not None and any(version.incarnation != first.incarnation for version in set(chunk.versions)):
             raise _OtherIncarnation(f"sampled by {first} and then by another incarnation")
+
+    async def _wait_for_slot(self, call: Call) -> None:
+        """Wait until fewer calls than the model's limit are in flight; calls that were cut go before new ones."""
+        started, timeout_s = now(), self._spec.slot_timeout_s
+        try:
+            await self.slots.acquire(first=call.attempts > 1, timeout_s=timeout_s)
+        except TimeoutError:
+            message = f"model {self.model_id} has {self.slots.limit} calls in flight for more than {timeout_s:g} s"
+            if call.shown:
+                raise CallLost(f"the answer cannot be completed: {message}") from None
+            raise Busy(message, retry_after_s=self._spec.retry_after_s, code="model_busy") from None
+        self._metrics.slot_wait(self.model_id, now() - started)
 
     async def _wait_open(self, call: Call) -> None:
         try:

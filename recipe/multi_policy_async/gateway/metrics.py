@@ -39,6 +39,8 @@ class GatewayMetrics:
         self._tokens = counter("sampled_tokens", "Sampled tokens of finished calls, by outcome", "model", "outcome")
         self._seconds = histogram("call_seconds", "From request to last token", "model")
         self._held = histogram("hold_seconds", "Waits at a closed gate", "model")
+        self._slot_waits = histogram("slot_wait_seconds", "Waits for one of the calls in flight to end", "model")
+        self._limit = gauge("in_flight_limit", "Calls that may be at the model's servers at once", "model")
         self._drained = histogram("drain_seconds", "From the gate's closing to the last running attempt's end", "model")
         self._paused = histogram("pause_seconds", "From the gate's closing to its opening", "model")
         self._at_pause = gauge("in_flight_at_pause", "Attempts running when the gate last closed", "model")
@@ -48,6 +50,7 @@ class GatewayMetrics:
         self._overridden = counter("sampling_overridden", "Sampling values of clients not used", "model", "name")
         self._workflows = gauge("workflows", "Workflows by state", "state")
         self._workflows_closed = counter("workflows_closed", "Closed workflows by status", "status")
+        self._workflows_reaped = counter("workflows_reaped", "Workflows aborted because nobody used them any more")
 
     def request(self, model_id: str, status: int) -> None:
         self._requests.labels(model_id, str(status)).inc()
@@ -68,6 +71,12 @@ class GatewayMetrics:
 
     def held(self, model_id: str, seconds: float) -> None:
         self._held.labels(model_id).observe(seconds)
+
+    def slot_wait(self, model_id: str, seconds: float) -> None:
+        self._slot_waits.labels(model_id).observe(seconds)
+
+    def in_flight_limit(self, model_id: str, limit: int) -> None:
+        self._limit.labels(model_id).set(limit)
 
     def drained(self, model_id: str, seconds: float) -> None:
         self._drained.labels(model_id).observe(seconds)
@@ -96,6 +105,9 @@ class GatewayMetrics:
 
     def workflow_closed(self, status: str) -> None:
         self._workflows_closed.labels(status).inc()
+
+    def workflow_reaped(self) -> None:
+        self._workflows_reaped.inc()
 
     def exposition(self) -> bytes:
         """The text format of prometheus."""

@@ -267,10 +267,19 @@ class GatewayService:
                     "version": str(self.registry.status(model_id).version),
                     "running": gate.running,
                     "waiting": gate.waiting,
+                    **self._slot_stats(model_id),
                 }
                 for model_id, gate in self.gates.items()
             },
         }
+
+    def _slot_stats(self, model_id: str) -> dict[str, int | None]:
+        slots = self._models[model_id].slots if model_id in self._models else None
+        return {"limit": slots and slots.limit, "waiting_for_slot": slots.waiting if slots else 0}
+
+    def models(self) -> list[ServedModel]:
+        """The models that are bound."""
+        return list(self._models.values())
 
     async def close(self) -> None:
         """Abandon what runs and release connections. No terminal records: who issued the workflows records them."""

@@ -25,9 +25,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Container
+from collections.abc import Awaitable, Callable, Collection, Container, Iterator
+from contextlib import contextmanager
 from enum import Enum
 
+from ..clock import now
 from ..ingest.reasons import ABANDON_REASONS
 from ..rewards import Rewards, check_rewards
 from .call import Call, CallState, Event, Exchange
@@ -49,7 +51,15 @@ class SessionState(str, Enum):
 class WorkflowSession:
     """All calls of one workflow, for all its agents and models."""
 
-    def __init__(self, workflow_id: str, token: str, purpose: str, spec: GatewaySpec, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        workflow_id: str,
+        token: str,
+        purpose: str,
+        spec: GatewaySpec,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.workflow_id = workflow_id
         self.token = token
         self.purpose = purpose
@@ -66,6 +76,31 @@ class WorkflowSession:
         self._turns: Counter[str] = Counter()
         self._by_digest: dict[tuple[str, bytes], list[Exchange]] = {}
         self._refused: Counter[tuple[str, bytes]] = Counter()
+        self._clock = clock
+        self._used_at = clock()
+        self._in_use = 0
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Somebody named this workflow."""
+        self._used_at = self._clock()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a request waits, runs or is read."""
+        self._in_use += 1
+        try:
+            yield
+        finally:
+            self._in_use -= 1
+            self.touch()
+
+    def idle_s(self) -> float:
+        """Seconds since anybody used this workflow; 0 while somebody does, or a call runs on for its retry."""
+        if self._in_use or self.closing.locked() or any(exchange.running for exchange in self.exchanges):
+            return 0.0
+        return self._clock() - self._used_at
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -288,8 +323,8 @@ class WorkflowSession:
 
     async def _readers_done(self) -> None:
         """An answer that ended within the grace still has to reach its reader, or it would count as undelivered."""
-        deadline = time.monotonic() + min(1.0, self._spec.finalize_grace_s)
-        while any(e.readers and e.ended and not e.delivered for e in self.exchanges) and time.monotonic() < deadline:
+        deadline = now() + min(1.0, self._spec.finalize_grace_s)
+        while any(e.readers and e.ended and not e.delivered for e in self.exchanges) and now() < deadline:
             await asyncio.sleep(0.005)
 
     async def abandon_all(self, reason: str) -> None:

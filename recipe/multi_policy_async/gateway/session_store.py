@@ -15,7 +15,9 @@
 
 import re
 import secrets
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +40,14 @@ class ClosedWorkflow:
 
 
 class SessionStore:
-    """Workflows by id and by their secret token."""
+    """Workflows by id and by their secret token. Looking an open one up counts as using it.
 
-    def __init__(self, spec: GatewaySpec, metrics: GatewayMetrics) -> None:
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, spec: GatewaySpec, metrics: GatewayMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._spec = spec
         self._metrics = metrics
         self._open: dict[str, WorkflowSession] = {}
@@ -63,6 +70,7 @@ class SessionStore:
             session.check_open()
             if session.purpose != purpose:
                 raise BadRequest(f"workflow {workflow_id} is open for {session.purpose}", param="purpose")
+            session.touch()
             return session
         if workflow_id in self._closed:
             raise WorkflowClosed(f"workflow {workflow_id} is finalized")
@@ -72,7 +80,9 @@ class SessionStore:
                 retry_after_s=self._spec.retry_after_s,
                 code="too_many_workflows",
             )
-        session = WorkflowSession(workflow_id, secrets.token_urlsafe(24), purpose, self._spec, self._metrics)
+        session = WorkflowSession(
+            workflow_id, secrets.token_urlsafe(24), purpose, self._spec, self._metrics, self._clock
+        )
         self._open[workflow_id] = session
         self._by_token[session.token] = workflow_id
         self._count()
@@ -90,6 +100,7 @@ class SessionStore:
             raise NotFound("workflow", "of this URL")
         if (session := self._open.get(workflow_id)) is None:
             raise WorkflowClosed(f"workflow {workflow_id} is finalized; its agents can make no more calls")
+        session.touch()
         return session
 
     def find(self, workflow_id: str) -> WorkflowSession | ClosedWorkflow:
@@ -101,6 +112,8 @@ class SessionStore:
         found = self._open.get(workflow_id) or self._closed.get(workflow_id)
         if found is None:
             raise NotFound("workflow", workflow_id)
+        if isinstance(found, WorkflowSession):
+            found.touch()
         return found
 
     def close(self, session: WorkflowSession, answer: dict[str, Any]) -> None:

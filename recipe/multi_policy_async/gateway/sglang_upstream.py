@@ -27,6 +27,8 @@ from .upstream import Attempt, TokenChunk, UpstreamError, UpstreamRefused
 logger = logging.getLogger(__name__)
 
 _ABORT_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_LOAD_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_LOAD_PATHS = ("/v1/loads", "/get_load")  # SGLang's newer and older route; one entry per data-parallel rank
 _ERROR_TEXT_LIMIT = 500
 
 
@@ -50,7 +52,7 @@ class SglangRouterUpstream:
         unversioned: Version | None = None,
     ) -> None:
         self._generate_url = router_url.rstrip("/") + "/generate"
-        self._abort_urls = [url.rstrip("/") + "/abort_request" for url in replica_urls]
+        self._replica_urls = [url.rstrip("/") for url in replica_urls]
         self._unversioned = unversioned
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -89,7 +91,7 @@ class SglangRouterUpstream:
             raise UpstreamError("the answer ended without a finish reason")
 
     async def abort(self, rid: str) -> None:
-        await asyncio.gather(*(self._abort_at(url, rid) for url in self._abort_urls))
+        await asyncio.gather(*(self._abort_at(url + "/abort_request", rid) for url in self._replica_urls))
 
     async def _abort_at(self, url: str, rid: str) -> None:
         try:
@@ -98,6 +100,24 @@ class SglangRouterUpstream:
         except (TimeoutError, aiohttp.ClientError) as error:
             # A replica that cannot be reached runs nothing that could reach us.
             logger.debug("abort of %s at %s: %r", rid, url, error)
+
+    async def waiting_requests(self) -> int | None:
+        loads = await asyncio.gather(*(self._waiting_at(url) for url in self._replica_urls))
+        return None if None in loads else sum(loads)
+
+    async def _waiting_at(self, url: str) -> int | None:
+        try:
+            for path in _LOAD_PATHS:
+                async with self._http().get(url + path, timeout=_LOAD_TIMEOUT) as response:
+                    if response.status == 404:
+                        continue
+                    response.raise_for_status()
+                    answer = orjson.loads(await response.read())
+                    ranks = answer["loads"] if isinstance(answer, dict) else answer
+                    return sum(int(rank["num_waiting_reqs"]) for rank in ranks)
+        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
+            logger.debug("the load of %s is not known: %r", url, error)
+        return None
 
     async def close(self) -> None:
         if self._session is not None:

@@ -15,10 +15,31 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+class ConcurrencySpec(BaseModel):
+    """How many calls of one model are at its servers at once (gateway/concurrency.py)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_in_flight: Count | None
+    """None: no limit."""
+    adaptive: bool
+    """Follow the servers' load between ``min_in_flight`` and ``max_in_flight``."""
+    min_in_flight: Count
+    """Where an adaptive limit starts, and its least."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ConcurrencySpec":
+        if self.adaptive and self.max_in_flight is None:
+            raise ValueError("adaptive concurrency needs a bound: set max_in_flight")
+        if self.adaptive and self.min_in_flight > self.max_in_flight:
+            raise ValueError(f"min_in_flight {self.min_in_flight} is above max_in_flight {self.max_in_flight}")
+        return self
 
 
 class GatewaySpec(BaseModel):
@@ -30,6 +51,7 @@ class GatewaySpec(BaseModel):
     upstream: Literal["sglang_router", "verl_client"]
     router: Literal["sglang_router", "smg"]
     router_policy: str
+    processes: Annotated[int, Field(ge=1, le=64)]
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     control_key: str | None
@@ -39,9 +61,12 @@ class GatewaySpec(BaseModel):
 
     hold_timeout_s: Seconds
     retry_after_s: Annotated[int, Field(ge=1, le=60)]
+    slot_timeout_s: Annotated[float, Field(gt=0)]
+    adapt_every_s: Annotated[float, Field(gt=0)]
     drain_timeout_s: Seconds
     retry_grace_s: Seconds
     finalize_grace_s: Seconds
+    workflow_idle_s: Annotated[float, Field(gt=0)] | None
 
     connect_timeout_s: Annotated[float, Field(gt=0)]
     read_timeout_s: Annotated[float, Field(gt=0)]
@@ -54,3 +79,9 @@ class GatewaySpec(BaseModel):
     max_closed_workflows: Count
     max_calls_per_workflow: Count
     max_choices: Count
+
+    @model_validator(mode="after")
+    def _a_port_for_every_process(self) -> "GatewaySpec":
+        if self.port and self.port + self.processes - 1 > 65535:
+            raise ValueError(f"port {self.port} leaves no room for {self.processes} processes, one port each")
+        return self

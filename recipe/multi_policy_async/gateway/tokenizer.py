@@ -17,6 +17,7 @@ transformers' AutoTokenizer imports torch; the ``tokenizers`` library and transf
 give the same ids for every model that ships a tokenizer.json.
 """
 
+import functools
 import json
 import logging
 import re
@@ -33,6 +34,11 @@ logger = logging.getLogger(__name__)
 
 # Noncharacter that marks special-token text inside a client's strings between rendering and encoding.
 _GUARD = "\ufdd0"
+
+# What stands between two control tokens is encoded by itself and remembered: a system prompt is the same in every call,
+# a question in every workflow of its task, and encoding is the most expensive part of a call.
+_REMEMBERED_PIECES = 2048
+_LONGEST_REMEMBERED = 16_384  # characters
 
 
 class PolicyTokenizer:
@@ -64,6 +70,9 @@ class PolicyTokenizer:
         specials = [token.content for token in added.values() if token.special]
         longest_first = sorted(specials, key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, longest_first))) if specials else None
+        self._special_id = {text: tokenizer.token_to_id(text) for text in specials}
+        self._remember = self._special_text is not None and pieces_stand_alone(tokenizer)
+        self._remembered = functools.lru_cache(_REMEMBERED_PIECES)(self._encode_piece)
 
     @classmethod
     def load(cls, model_path: str) -> "PolicyTokenizer":
@@ -119,21 +128,26 @@ class PolicyTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text. Guarded special-token text becomes plain text, never a control token."""
-        if _GUARD not in text:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._remember and _GUARD not in text:
+            return self._encode_piece(text)
         ids: list[int] = []
         position = 0
-        for match in self._special_text.finditer(text):
+        for match in self._special_text.finditer(text) if self._special_text is not None else ():
             ids += self._encode_plain(text[position : match.start()])
-            ids.append(self._tokenizer.token_to_id(match.group()))
+            ids.append(self._special_id[match.group()])
             position = match.end()
-        return ids + self._encode_plain(text[position:])
+        ids += self._encode_plain(text[position:])
+        return ids
+
+    def _encode_piece(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
             return []
         if _GUARD not in text:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            short = self._remember and len(text) <= _LONGEST_REMEMBERED
+            return self._remembered(text) if short else self._encode_piece(text)
         if self._plain is None:
             # A second instance: the flag is the instance's, and long texts are encoded in other threads meanwhile.
             self._plain = Tokenizer.from_str(self._tokenizer.to_str())
@@ -157,6 +171,31 @@ class PolicyTokenizer:
 
     def new_detokenizer(self) -> Detokenizer:
         return self._new_detokenizer()
+
+
+def pieces_stand_alone(tokenizer: Tokenizer) -> bool:
+    """Whether the text between two control tokens has the same ids by itself as in its place.
+
+    True for byte-level models that add no space in front (Qwen, Llama 3, GPT-2, ...): nothing in them looks beyond a
+    control token, unless such a token takes the white space beside it or another added token could overlap it.
+    """
+    pre, normalizer = _part(tokenizer.pre_tokenizer), _part(tokenizer.normalizer)
+    steps = pre.get("pretokenizers", [pre])
+    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    known_steps = all(step.get("type") in ("ByteLevel", "Split", "Digits") for step in steps)
+    if not byte_level or not known_steps or any(step["add_prefix_space"] for step in byte_level):
+        return False
+    if normalizer and normalizer["type"] not in ("NFC", "NFKC"):
+        return False
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = [token for token in added if token.special]
+    begins = {token.content[0] for token in special}
+    overlaps = any(begins & set(token.content[1:]) for token in added if not token.special)
+    return not overlaps and not any(token.lstrip or token.rstrip or token.normalized for token in special)
+
+
+def _part(component: Any) -> dict[str, Any]:
+    return {} if component is None else json.loads(component.__getstate__())
 
 
 def _guard(value: Any, special_text: re.Pattern[str]) -> Any:

@@ -74,5 +74,8 @@ class Upstream(Protocol):
     async def abort(self, rid: str) -> None:
         """End an attempt at every replica of the model; returns when all have answered or are known to be gone."""
 
+    async def waiting_requests(self) -> int | None:
+        """Requests that wait in the servers for a place in a batch, of all replicas; None: they do not tell."""
+
     async def close(self) -> None:
         """Release connections."""

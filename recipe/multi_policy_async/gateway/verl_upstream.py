@@ -91,5 +91,8 @@ class VerlClientUpstream:
     async def abort(self, rid: str) -> None:
         """Nothing: see the module's text."""
 
+    async def waiting_requests(self) -> None:
+        """verl's client does not tell."""
+
     async def close(self) -> None:
         """Nothing to release: the servers are the runtime's."""

@@ -30,12 +30,14 @@ class Account:
     accepted: int = 0
     trained: int = 0
     recorded: int = 0
+    replayed: int = 0  # trained rows in a further batch, once per batch; not part of the identity
     dropped: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def from_counts(cls, counts: dict[str | None, int]) -> "Account":
-        """Read back from ``Ledger.counts``."""
+    def from_counts(cls, counts: dict[str | None, int], replayed: int = 0) -> "Account":
+        """Read back from ``Ledger.counts`` and ``Ledger.replay_counts``."""
         return cls(
+            replayed=replayed,
             accepted=sum(counts.values()),
             trained=counts.get(TRAINED, 0),
             recorded=counts.get(RECORDED, 0),
@@ -65,7 +67,8 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
     """One policy's numbers for the console and the metrics.
 
     Rows: ``accepted`` = ``trained`` + ``recorded`` + ``dropped`` (by reason) + ``open`` + ``queued`` + ``taken``;
-    ``unaccounted`` is what is missing, always 0. Groups: ``queue_groups``, ``taken_groups``, ``lead_groups`` of
+    ``unaccounted`` is what is missing, always 0; ``replayed`` counts trained rows once more per further batch. Groups:
+    ``queue_groups``, ``taken_groups``, ``replay_groups`` (may be trained again), ``lead_groups`` of
     ``max_lead_groups``; ``idle_tasks`` closed in a row without one.
     """
     tasks = list(open_tasks)
@@ -74,6 +77,7 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "accepted": account.accepted,
         "trained": account.trained,
         "recorded": account.recorded,
+        "replayed": account.replayed,
         "dropped": dict(account.dropped),
         "open": open_rows,
         "queued": queue.waiting_rows,
@@ -82,6 +86,7 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "queue_groups": len(queue),
         "max_queue_groups": queue.capacity,
         "taken_groups": queue.taken_groups,
+        "replay_groups": len(queue.replay),
         "lead_groups": queue.lead(len(tasks)),
         "max_lead_groups": queue.spec.max_lead_groups,
         "groups_per_task": queue.groups_per_task,

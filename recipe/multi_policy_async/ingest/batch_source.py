@@ -40,11 +40,12 @@ class Group:
     agent_id: str
     trajectories: tuple[Trajectory, ...]
     baselines: tuple[Baseline, ...] | None = None
+    uses: int = 0  # batches that trained it before; above 0 in replay
 
 
 @dataclass(frozen=True)
 class TakenBatch:
-    """Whole groups for one training batch. It must be consumed, dropped or given back."""
+    """Whole groups for one training batch. It must be consumed or dropped."""
 
     batch_id: str
     groups: tuple[Group, ...]
@@ -82,16 +83,20 @@ class BatchSource(Protocol):
         """The last batch must not be trained again (a reason of ``reasons.DROP_REASONS``)."""
         ...
 
-    def give_back(self) -> None:
-        """The last batch was not trained but may be."""
-        ...
-
     async def flush(self) -> None:
         """Wait until what was reported about batches is committed."""
         ...
 
-    async def hold(self, version: Version) -> None:
+    async def may_publish(self, version: Version) -> None:
         """Wait until ``version`` may be published."""
+        ...
+
+    async def hold(self, version: Version, batches_left: int) -> None:
+        """Wait until a batch may be taken; ``batches_left`` more make the version after ``version``."""
+        ...
+
+    async def synced(self) -> None:
+        """The version that ``may_publish`` let pass is served."""
         ...
 
 
@@ -120,7 +125,7 @@ class IngestBatchSource:
         """Poll until there is a batch or there will be none.
 
         Raises:
-            ValueError: the last batch was neither consumed, nor dropped, nor given back.
+            ValueError: the last batch was neither consumed nor dropped.
         """
         if self._batch_id is not None:
             raise ValueError(f"policy {self.model_id}: batch {self._batch_id} is still open")
@@ -147,10 +152,6 @@ class IngestBatchSource:
         """Drop the last batch under ``reason``."""
         self._send("drop", reason)
 
-    def give_back(self) -> None:
-        """Return the last batch to the head of the queue."""
-        self._send("give_back")
-
     async def flush(self) -> None:
         """Wait for the report about the last batch, if one is on its way.
 
@@ -161,10 +162,23 @@ class IngestBatchSource:
         if report is not None:
             await report
 
-    async def hold(self, version: Version) -> None:
-        """Wait until ``version`` may be published; see ``TrajectoryIngestor.hold``."""
-        while not await call(self._ingestor, "hold", self.model_id, version, self._poll_s):
+    async def hold(self, version: Version, batches_left: int) -> None:
+        """Wait until a batch may be taken; see ``TrajectoryIngestor.hold``. That it died is told by ``next_batch``."""
+        asked = (self.model_id, self.groups, version, batches_left, self._poll_s)
+        try:
+            while not await call(self._ingestor, "hold", *asked):
+                pass
+        except TargetDiedError:
+            return
+
+    async def may_publish(self, version: Version) -> None:
+        """Wait until ``version`` may be published; see ``TrajectoryIngestor.may_publish``."""
+        while not await call(self._ingestor, "may_publish", self.model_id, version, self._poll_s):
             pass
+
+    async def synced(self) -> None:
+        """Policies that wait for the end of this sync may go on; see ``TrajectoryIngestor.synced``."""
+        await call(self._ingestor, "synced", self.model_id)
 
     def _send(self, method: str, *args: Any) -> None:
         assert self._batch_id is not None, f"{method} without a batch"

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from ..trajectory import Version
 from .groups import QueuedGroup
 from .reasons import ROLLED_BACK, STALE
+from .replay import ReplayPool
 from .spec import QueueSpec
 
 _EMA = 0.9  # weight of the past in the running number of groups that a task feeds to a policy
@@ -33,6 +34,7 @@ class TakePlan:
     """``ready`` groups to hand out (empty: keep waiting) and the groups to drop on the way, by reason."""
 
     ready: list[QueuedGroup] = field(default_factory=list)
+    replayed: list[QueuedGroup] = field(default_factory=list)  # trained before, to fill up ``ready``
     drops: dict[str, list[QueuedGroup]] = field(default_factory=dict)
     missing: int = 0  # groups short of the target
     retry_in_s: float | None = None  # when waiting longer changes the answer by itself
@@ -41,6 +43,7 @@ class TakePlan:
 @dataclass(frozen=True)
 class _Taken:
     groups: tuple[QueuedGroup, ...]
+    replayed: tuple[QueuedGroup, ...]
     credit: int  # groups that count against the lead: at most the target, so that large batches cannot block admission
 
 
@@ -64,6 +67,7 @@ class GroupQueue:
         self.paused = False
         self.lineage: dict[int, int] = {}
         self.groups_per_task = groups_per_task
+        self.replay = ReplayPool(spec)
         self._registration = 0
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}
@@ -165,12 +169,19 @@ class GroupQueue:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
+    def largest_batch(self, target: int) -> int:
+        """Groups that a batch of ``target`` groups may have if more wait."""
+        return max(target, self.spec.max_batch_groups or target)
+
     def plan_take(self, target: int, version: Version, now: float, *, ended: bool) -> TakePlan:
-        """Choose the oldest groups that may be trained at ``version``; ``ended``: no more will come."""
+        """Choose the groups with the oldest tokens that may be trained at ``version``; ``ended``: no more will come.
+
+        Groups of long workflows close late: in closing order they would pass ``max_staleness`` behind younger ones.
+        """
         plan = TakePlan()
-        most = max(target, self.spec.max_batch_groups or target)
+        most = self.largest_batch(target)
         ready: list[QueuedGroup] = []
-        for group in self._waiting:
+        for group in sorted(self._waiting, key=lambda group: group.oldest):
             if not group.survives(version, self.lineage):
                 plan.drops.setdefault(ROLLED_BACK, []).append(group)
             elif self.spec.max_staleness is not None and group.staleness(version) > self.spec.max_staleness:
@@ -182,11 +193,13 @@ class GroupQueue:
             return plan
         minimum = min(self.spec.min_batch_groups or target, target)
         waited = now - ready[0].closed_at
-        if len(ready) >= target or ended or (len(ready) >= minimum and waited >= self.spec.coalesce_s):
-            plan.ready = ready
+        replayed = self.replay.choose(len(ready), target, version, self.lineage) if self.replay.enabled else []
+        enough = len(ready) + len(replayed) >= minimum
+        if len(ready) >= target or ended or (enough and waited >= self.spec.coalesce_s):
+            plan.ready, plan.replayed = ready, replayed
         else:
             plan.missing = target - len(ready)
-            if len(ready) >= minimum:
+            if enough:
                 plan.retry_in_s = self.spec.coalesce_s - waited
         return plan
 
@@ -198,45 +211,81 @@ class GroupQueue:
         """Move the ready groups to taken; returns the batch id."""
         if self.moves(version):
             self.version, self._consumed_in_version = version, 0
+            self.replay.moves_to(version.number)
         self.discard([group for groups in plan.drops.values() for group in groups])
         if not plan.ready:
             self.missing = plan.missing or self.missing
             return ""
         self.missing = None
         self.discard(plan.ready)
+        self.replay.remove(plan.replayed)
         self._batches += 1
         batch_id = f"{self.model_id}/{self._registration}.{self._batches}"
-        self._taken[batch_id] = _Taken(tuple(plan.ready), min(len(plan.ready), target))
+        credit = min(len(plan.ready), target)
+        self._taken[batch_id] = _Taken(tuple(plan.ready), tuple(plan.replayed), credit)
         return batch_id
 
     def taken(self, batch_id: str) -> tuple[QueuedGroup, ...]:
-        """Groups of a batch that is in training.
+        """Groups of a batch that is in training, for the first time.
 
         Raises:
             ValueError: there is no such batch.
         """
+        return self._batch(batch_id).groups
+
+    def replayed(self, batch_id: str) -> tuple[QueuedGroup, ...]:
+        """Groups of the batch that were trained before.
+
+        Raises:
+            ValueError: there is no such batch.
+        """
+        return self._batch(batch_id).replayed
+
+    def _batch(self, batch_id: str) -> _Taken:
         if batch_id not in self._taken:
             raise ValueError(f"policy {self.model_id}: batch {batch_id!r} is not taken (settled before?)")
-        return self._taken[batch_id].groups
+        return self._taken[batch_id]
 
     def taken_batches(self) -> list[str]:
         return list(self._taken)
 
-    def consumed(self, batch_id: str) -> None:
-        self._consumed_in_version += self._taken.pop(batch_id).credit
+    def consumed(self, batch_id: str, step: int) -> None:
+        """The batch was trained by the step that leads to version ``step``."""
+        batch = self._taken.pop(batch_id)
+        self._consumed_in_version += batch.credit
+        if not self.retired:
+            self.replay.add(group.trained(step) for group in (*batch.replayed, *batch.groups))
 
     def dropped(self, batch_id: str) -> None:
+        """Its replayed groups are not tried again either: any of its groups may be what the step failed on."""
         del self._taken[batch_id]
 
-    def give_back(self, batch_id: str, groups: Sequence[QueuedGroup]) -> None:
-        """Return ``groups`` of a taken batch to the head of the queue, in their old order."""
-        del self._taken[batch_id]
-        self._waiting.extendleft(reversed(groups))
+    def give_back(self, batch_id: str) -> None:
+        """Return a taken batch to the head of the queue, in its old order."""
+        batch = self._taken.pop(batch_id)
+        self.replay.add(batch.replayed)
+        self._waiting.extendleft(reversed(batch.groups))
+
+    def give_backs(self) -> dict[str, int]:
+        """Trainers that died with a group, if the present one did now; other groups are not in it."""
+        earlier = {group.group_id: group.give_backs for group in self._waiting if group.give_backs}
+        return earlier | {g.group_id: g.give_backs + 1 for taken in self._taken.values() for g in taken.groups}
 
     def waiting(self) -> list[QueuedGroup]:
         return list(self._waiting)
 
-    def refill(self, groups: Sequence[QueuedGroup], registration: int) -> None:
-        """Start from what the ledger holds; ``registration`` keeps batch ids of earlier starts apart."""
+    def refill(
+        self, groups: Sequence[QueuedGroup], registration: int, *, trained: Sequence[QueuedGroup] = (), number: int = 0
+    ) -> None:
+        """Start from what the ledger holds.
+
+        Args:
+            groups: those that wait.
+            registration: keeps batch ids of earlier starts apart.
+            trained: those that may be replayed.
+            number: version number that the policy starts at.
+        """
         self._waiting = deque(groups)
         self._registration = registration
+        self.replay = ReplayPool(self.spec, number)
+        self.replay.add(trained)

@@ -43,7 +43,9 @@ class QueuedGroup:
     agent_id: str
     rows: tuple[RowRef, ...]
     closed_at: float  # seconds of a monotonic clock
-    give_backs: int = 0
+    give_backs: int = 0  # trainers that died while they had it
+    uses: int = 0  # batches that trained it
+    last_step: int = 0  # version that the last of them led to
 
     @property
     def row_ids(self) -> list[int]:
@@ -54,12 +56,18 @@ class QueuedGroup:
         """Whether its members were compared and none is better than another."""
         return len(self.rows) > 1 and len({row.reward for row in self.rows}) == 1
 
-    def given_back(self) -> "QueuedGroup":
-        return replace(self, give_backs=self.give_backs + 1)
+    def trained(self, step: int) -> "QueuedGroup":
+        """The group after one more batch, which led to version ``step``."""
+        return replace(self, uses=self.uses + 1, last_step=step)
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest version of any token in the group."""
+        return min(row.oldest for row in self.rows)
 
     def staleness(self, version: Version) -> int:
         """Version before the step minus the oldest version of any token in the group (invariant 6)."""
-        return version.number - min(row.oldest for row in self.rows)
+        return version.number - self.oldest
 
     def survives(self, version: Version, lineage: dict[int, int]) -> bool:
         """Whether every row was sampled by weights that the trainer's weights descend from."""

@@ -11,13 +11,18 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""When a policy waits with its next version: for groups that it would make stale, and for an evaluation.
+"""When a policy waits: with a batch for groups in play, with its next version for an evaluation.
 
-``on_stale: hold``: a policy waits while its next version would make a group that is being played stale.
+``on_stale: hold``: a policy waits with a batch for groups that will be stale in its next version.
 
-A group of an open task cannot be trained before its last workflow has ended. If the policy published meanwhile, the
-group could pass ``max_staleness`` and all of it would be dropped, the longest workflows first. Holding is bounded: a
-task holds nobody once the deadlines of its running workflows have passed.
+A group of an open task cannot be trained before its last workflow has ended. If the policy made its next version
+meanwhile, the group could pass ``max_staleness`` and all of it would be dropped, the longest workflows first. It must
+wait before the batch and not before it publishes: the weights are a version older for what waits as soon as the step is
+done. Holding is bounded: it ends when such groups fill the batch or fit into later ones, and a task holds nobody once
+the deadlines of its running workflows have passed.
+
+Nothing is lost then while the lead fits the bound: with the groups of at most ``max_staleness`` + 1 versions between
+admission and training, those that a version makes stale fit into its batches.
 
 ``validation.pin: hold_syncs``: no policy publishes while the whole team is evaluated.
 """
@@ -69,17 +74,25 @@ class VersionPin:
 
 def holds(
     queue: GroupQueue,
+    groups: int,
     version: Version,
+    batches_left: int,
     open_tasks: Mapping[str, OpenTask],
     in_flight: Mapping[str, InFlight],
     now: float,
 ) -> bool:
-    """Whether publishing ``version`` now would make a group of an open task stale.
+    """Whether a batch of ``groups`` at ``version`` should wait for open tasks; ``batches_left`` more make the version.
 
-    A running workflow counts with the version served when it was issued, the oldest that it can have sampled.
+    It should while this version is the last chance of a group in play, while such groups do not fill the batch, and
+    while they are too many for the batches that are left. A running workflow counts with the version served when it was
+    issued, the oldest that it can have sampled.
     """
     bound = queue.spec.max_staleness
     if queue.spec.on_stale != "hold" or bound is None or queue.retired:
+        return False
+    last_chance, most = version.number - bound, queue.largest_batch(groups)
+    waiting = sum(group.oldest == last_chance for group in queue.waiting())
+    if waiting >= most:
         return False
     oldest: dict[str, int] = {}
     for workflow in in_flight.values():
@@ -89,4 +102,5 @@ def holds(
         numbers += open_tasks[workflow.task_key].groups.oldest(queue.model_id)
         if numbers:
             oldest[workflow.task_key] = min(numbers)
-    return any(version.number - number > bound for number in oldest.values())
+    playing = list(oldest.values()).count(last_chance)
+    return playing > 0 and playing + waiting > batches_left * most

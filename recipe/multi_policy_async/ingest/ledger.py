@@ -85,6 +85,14 @@ class WaitingRow:
     reward: float
 
 
+@dataclass(frozen=True)
+class TrainedRow(WaitingRow):
+    """A row that may be trained again."""
+
+    uses: int  # batches that it was in
+    last_step: int  # version that the last of them led to
+
+
 @dataclass
 class Recovered:
     """What the ledger says about unfinished work."""
@@ -121,9 +129,9 @@ class Ledger:
         (found,) = self._db.execute("SELECT value FROM meta WHERE key = ?", (LEDGER_ID,)).fetchone()
         return found
 
-    def prune(self) -> Iterator[int]:
+    def prune(self, replayable: Mapping[str, int] | None = None) -> Iterator[int]:
         """See ``ledger_prune.prune``."""
-        return prune(self._db)
+        return prune(self._db, replayable or {})
 
     def open_task(self, epoch: int, task: int, members: int) -> None:
         """Write that a task is started; its groups wait for ``members`` workflows."""
@@ -227,9 +235,16 @@ class Ledger:
         with self._db.transaction():
             self._set_fates(changes)
 
-    def consume(self, row_ids: Sequence[int], incarnation: int, step: int) -> None:
-        """Mark rows as trained by ``step`` of ``incarnation``."""
+    def consume(self, row_ids: Sequence[int], incarnation: int, step: int, replayed: Sequence[int] = ()) -> None:
+        """Mark rows as trained by ``step`` of ``incarnation``, and ``replayed`` ones as trained by it once more."""
         with self._db.transaction():
+            for some in chunks(replayed):
+                done = self._db.execute(
+                    "INSERT INTO replays SELECT model_id, ?, ?, id FROM rows "
+                    f"WHERE fate = '{TRAINED}' AND id IN ({marks(some)})",
+                    (incarnation, step, *some),
+                )
+                assert done.rowcount == len(some), "only trained rows are replayed"
             for some in chunks(row_ids):
                 done = self._db.execute(
                     "UPDATE rows SET fate = ?, consumed_incarnation = ?, consumed_step = ? "
@@ -296,6 +311,30 @@ class Ledger:
                 (model_id,),
             )
         ]
+
+    def trained_rows(self, model_id: str, oldest: int) -> list[TrainedRow]:
+        """Rows of trained groups without a token older than version ``oldest``, in the order of their training."""
+        return [
+            TrainedRow(*columns)
+            for columns in self._db.execute(
+                "SELECT id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest, reward, "
+                "1 + count(row_id), coalesce(max(step), consumed_step) FROM rows JOIN tasks USING (task_key) "
+                "LEFT JOIN (SELECT row_id, step FROM replays) ON row_id = id "
+                "WHERE model_id = ?1 AND fate = ?2 AND group_id NOT IN ("
+                "SELECT group_id FROM rows WHERE model_id = ?1 AND fate = ?2 AND oldest < ?3) "
+                "GROUP BY id ORDER BY consumed_step, closed, id",
+                (model_id, TRAINED, oldest),
+            )
+        ]
+
+    def replay_counts(self) -> dict[str, int]:
+        """Rows trained again by model, once per further batch, pruned ones included."""
+        return dict(
+            self._db.execute(
+                "SELECT model_id, sum(n) FROM (SELECT model_id, count(*) AS n FROM replays GROUP BY 1 "
+                "UNION ALL SELECT model_id, uses FROM pruned_replays) GROUP BY 1"
+            )
+        )
 
     def counts(self) -> dict[str, dict[str | None, int]]:
         """Rows by model and fate (``None``: waiting), pruned ones included."""

@@ -95,6 +95,11 @@ class Checkpoints:
                     "WHERE model_id = ? AND fate = ? AND consumed_incarnation = ? AND consumed_step > ?",
                     lost,
                 )
+                for table in ("replays", "pruned_replays"):
+                    self._db.execute(
+                        f"DELETE FROM {table} WHERE model_id = ? AND incarnation = ? AND step > ?",
+                        (model_id, earlier, surviving[earlier]),
+                    )
                 # Pruned rows of lost steps were sampled by lost weights (ledger_prune.py): they cannot wait again.
                 self._db.execute(
                     "UPDATE pruned SET fate = ?1 WHERE model_id = ?2 AND fate = ?3 "

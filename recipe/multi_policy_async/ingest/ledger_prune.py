@@ -15,11 +15,13 @@
 
 A row can be trained again only after a restore at a checkpoint that was saved after the row was sampled and before it
 was consumed. So a row sampled by version v and consumed by step k is needed while a checkpoint's step lies in [v, k);
-without checkpoints the initial weights count as one, at 0. Dropped and recorded rows are never needed. What is not
-needed is counted in ``pruned`` and deleted, and so are the workflows of a closed task that has no row left.
+without checkpoints the initial weights count as one, at 0. Rows that replay may use are needed too; dropped and
+recorded rows never are. The trained rows of a group stay or go together, since a group is trained again as a whole or
+not at all. What is not needed is counted in ``pruned`` and deleted, and so are the workflows of a closed task without
+a row left.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -30,32 +32,38 @@ from .reasons import TRAINED
 _STEP = 2000  # rows of one transaction, a few ten milliseconds
 
 
-def prune(db: Database) -> Iterator[int]:
-    """Prune in small transactions; yields the rows deleted by each, so that others can write in between."""
+def prune(db: Database, replayable: Mapping[str, int]) -> Iterator[int]:
+    """Prune in small transactions; yields the rows deleted by each, so that others can write in between.
+
+    Args:
+        db: the ledger's database.
+        replayable: per model with replay, the version number of the oldest rows that it may use.
+    """
     for model_id, fate, incarnation in db.execute(
         "SELECT DISTINCT model_id, fate, consumed_incarnation FROM rows WHERE fate IS NOT NULL"
     ).fetchall():
-        while True:
-            deleted = _prune_rows(db, model_id, fate, incarnation)
-            if deleted:
-                yield deleted
-            if deleted < _STEP:
-                break
+        while deleted := _prune_rows(db, model_id, fate, incarnation, replayable.get(model_id)):
+            yield deleted
     yield from _prune_workflows(db)
     db.execute("PRAGMA incremental_vacuum").fetchall()  # one page per step
 
 
-def _prune_rows(db: Database, model_id: str, fate: str, incarnation: int | None) -> int:
+def _prune_rows(db: Database, model_id: str, fate: str, incarnation: int | None, replayable: int | None) -> int:
     with db.transaction():
         condition, values = "model_id = ? AND fate = ?", [model_id, fate]
         if fate == TRAINED:
+            condition += " AND consumed_incarnation = ?"
+            values += [incarnation]
             needed, more = _needed(db, model_id, incarnation)
-            condition += f" AND consumed_incarnation = ? AND NOT ({needed})"
-            values += [incarnation, *more]
-        ids = [
-            row_id
-            for (row_id,) in db.execute(f"SELECT id FROM rows WHERE {condition} ORDER BY id LIMIT {_STEP}", values)
-        ]
+            if replayable is not None:
+                needed, more = f"{needed} OR oldest >= ?", [*more, replayable]
+            condition += f" AND group_id NOT IN (SELECT group_id FROM rows WHERE {condition} AND ({needed}))"
+            values += [*values, *more]
+        found = db.execute(
+            f"SELECT id, group_id FROM rows WHERE {condition} ORDER BY group_id, id LIMIT {_STEP + 1}", values
+        ).fetchall()
+        cut = found[-1][1] if len(found) > _STEP else None  # the rest of this group comes with the next step
+        ids = [row_id for row_id, group_id in found if group_id != cut]
         for some in chunks(ids):
             db.execute(
                 "INSERT INTO pruned SELECT model_id, fate, coalesce(consumed_incarnation, -1), "
@@ -64,6 +72,13 @@ def _prune_rows(db: Database, model_id: str, fate: str, incarnation: int | None)
                 "rows = rows + excluded.rows, sampled_tokens = sampled_tokens + excluded.sampled_tokens",
                 some,
             )
+            db.execute(
+                "INSERT INTO pruned_replays SELECT model_id, incarnation, step, count(*) FROM replays "
+                f"WHERE row_id IN ({marks(some)}) GROUP BY 1, 2, 3 "
+                "ON CONFLICT DO UPDATE SET uses = uses + excluded.uses",
+                some,
+            )
+            db.execute(f"DELETE FROM replays WHERE row_id IN ({marks(some)})", some)
             db.execute(f"DELETE FROM payloads WHERE row_id IN ({marks(some)})", some)
             db.execute(f"DELETE FROM rows WHERE id IN ({marks(some)})", some)
         return len(ids)

@@ -55,6 +55,15 @@ def row_counts(db: sqlite3.Connection) -> list[dict[str, Any]]:
     )
 
 
+def replay_counts(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Trained rows in a further batch, once per batch, by model."""
+    return _dicts(
+        db,
+        "SELECT model_id, sum(n) AS rows FROM (SELECT model_id, 1 AS n FROM replays "
+        "UNION ALL SELECT model_id, uses FROM pruned_replays) GROUP BY 1 ORDER BY 1",
+    )
+
+
 def abandoned_tokens(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """Sampled tokens that never became rows, by model and reason."""
     return _dicts(db, "SELECT model_id, reason, tokens AS sampled_tokens FROM abandoned ORDER BY 1, 2")
@@ -109,7 +118,8 @@ def workflow_life(db: sqlite3.Connection, workflow_id: str) -> dict[str, Any]:
         db,
         "SELECT trajectory_id, model_id, group_id, turn, request_id, finish_reason, reward, sampled_tokens, "
         "context_tokens, incarnation, oldest, newest, coalesce(fate, 'waiting') AS fate, consumed_incarnation, "
-        "consumed_step FROM rows WHERE workflow_id = ? ORDER BY id",
+        "consumed_step, (SELECT count(*) FROM replays WHERE row_id = id) AS replayed FROM rows "
+        "WHERE workflow_id = ? ORDER BY id",
         (workflow_id,),
     )
     return life

@@ -16,7 +16,7 @@
 from ..trajectory import WORKFLOW_STATUSES
 from .reasons import ABANDON_REASONS, FATES
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 LEDGER_ID = "ledger_id"
 """Key in ``meta`` of what tells this file from every other ledger."""
@@ -66,6 +66,13 @@ CREATE INDEX rows_of_task ON rows (task_key);
 CREATE INDEX rows_by_fate ON rows (model_id, fate);
 CREATE INDEX trained_rows ON rows (model_id, consumed_incarnation, consumed_step) WHERE fate = 'trained';
 
+-- Further batches that a trained row was in (replay.py), by the version that they led to.
+CREATE TABLE replays (
+    model_id TEXT NOT NULL, incarnation INTEGER NOT NULL, step INTEGER NOT NULL,
+    row_id INTEGER NOT NULL REFERENCES rows, PRIMARY KEY (model_id, incarnation, step, row_id)
+) WITHOUT ROWID;
+CREATE INDEX replays_of_row ON replays (row_id);
+
 -- Token arrays (row_codec), apart so that scans of rows stay small.
 CREATE TABLE payloads (row_id INTEGER PRIMARY KEY REFERENCES rows, body BLOB NOT NULL);
 
@@ -98,6 +105,10 @@ CREATE TABLE pruned (
     model_id TEXT NOT NULL, fate TEXT NOT NULL, consumed_incarnation INTEGER NOT NULL, consumed_step INTEGER NOT NULL,
     rows INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
     PRIMARY KEY (model_id, fate, consumed_incarnation, consumed_step)
+) WITHOUT ROWID;
+CREATE TABLE pruned_replays (
+    model_id TEXT NOT NULL, incarnation INTEGER NOT NULL, step INTEGER NOT NULL, uses INTEGER NOT NULL,
+    PRIMARY KEY (model_id, incarnation, step)
 ) WITHOUT ROWID;
 CREATE TABLE pruned_workflows (status TEXT PRIMARY KEY, workflows INTEGER NOT NULL) WITHOUT ROWID;
 

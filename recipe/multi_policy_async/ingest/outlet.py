@@ -25,7 +25,7 @@ from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
 from .partners import partner_staleness
-from .reasons import POISON, RETIRED, SHUTDOWN, TRAINED, check_drop_reason
+from .reasons import RETIRED, SHUTDOWN, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
@@ -71,11 +71,18 @@ class Outlet:
                 return None
             await state.changes.wait(changed, left if retry_in_s is None else min(left, retry_in_s))
 
-    async def hold(self, model_id: str, version: Version, timeout_s: float) -> bool:
+    async def hold(self, model_id: str, groups: int, version: Version, batches_left: int, timeout_s: float) -> bool:
         state = self._state
         started = now = state.clock()
         queue = state.queue(model_id)
-        while held := self._is_held(queue, version, now):
+        if queue.moves(version):  # workflows that begin while it holds are served by this version
+            queue.apply_take(TakePlan(), groups, version)
+            state.changes.notify()
+
+        def waits() -> bool:
+            return state.end is None and holds(queue, groups, version, batches_left, state.open, state.in_flight, now)
+
+        while waits():
             left = started + timeout_s - now
             if left <= 0:
                 break
@@ -83,17 +90,29 @@ class Outlet:
             await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
             now = state.clock()
         queue.held_s += now - started
-        queue.publishing = not held
-        if not held:
-            queue.published = version
-        return not held
+        return not waits()
 
-    def _is_held(self, queue: GroupQueue, version: Version, now: float) -> bool:
-        state = self._state
-        if isinstance(state.end, ProducerDied):
-            return False
-        stale = state.end is None and holds(queue, version, state.open, state.in_flight, now)
-        return stale or state.pin.is_set
+    async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
+        state, queue = self._state, self._state.queue(model_id)
+        deadline = state.clock() + timeout_s
+        while not isinstance(state.end, ProducerDied):
+            changed, now = state.changes.now(), state.clock()
+            if state.pin.is_set:
+                wait_s = _DEADLINE_CHECK_S  # it runs out without an event
+            else:
+                wait_s = state.stagger.wait_s(model_id, now) if state.end is None else 0.0
+            if wait_s == 0:
+                break
+            if now >= deadline:
+                return False
+            await state.changes.wait(changed, min(wait_s, deadline - now))
+        queue.publishing, queue.published = True, version
+        return True
+
+    async def synced(self, model_id: str) -> None:
+        self._state.queue(model_id).publishing = False
+        self._state.stagger.ended(model_id)
+        self._state.changes.notify()
 
     async def pin_versions(self, seconds: float, timeout_s: float) -> bool:
         state = self._state
@@ -114,10 +133,11 @@ class Outlet:
         state, queue = self._state, self._state.queue(model_id)
 
         async def write() -> None:
-            ids = row_ids(queue.taken(batch_id))
-            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step)
-            queue.consumed(batch_id)
+            ids, again = row_ids(queue.taken(batch_id)), row_ids(queue.replayed(batch_id))
+            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step, again)
+            queue.consumed(batch_id, step)
             state.accounts[model_id].settle(TRAINED, len(ids))
+            state.accounts[model_id].replayed += len(again)
             state.changes.notify()
 
         await state.serial.exclusively(write())
@@ -139,10 +159,6 @@ class Outlet:
 
         await state.serial.exclusively(write())
 
-    async def give_back(self, model_id: str, batch_id: str) -> None:
-        queue = self._state.queue(model_id)
-        await self._state.serial.exclusively(self._give_back(queue, batch_id, failed=True))
-
     async def retire(self, model_id: str) -> None:
         state, queue = self._state, self._state.queue(model_id)
 
@@ -152,6 +168,8 @@ class Outlet:
             await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, RETIRED)])
             queue.retired = True
             queue.publishing = False
+            queue.replay.clear()
+            state.stagger.forget(model_id)
             queue.discard(waiting)
             state.forget_open_rows(model_id)
             state.accounts[model_id].settle(RETIRED, len(ids))
@@ -174,7 +192,8 @@ class Outlet:
     async def prune(self) -> int:
         state, deleted = self._state, 0
         self._pruned_at = state.clock()
-        steps = state.ledger.prune()
+        reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
+        steps = state.ledger.prune({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
         while (rows := await state.serial.exclusively(state.serial.on_disk(next, steps, None))) is not None:
             deleted += rows
         return deleted
@@ -197,9 +216,6 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
-        if queue.publishing:  # a trainer that asks for a batch has published
-            queue.publishing = False
-            state.changes.notify()
         state.schedule.trains_at(queue.model_id, version, state.queues)
         if not state.may_take(queue):
             if queue.moves(version):
@@ -218,18 +234,18 @@ class Outlet:
             state.changes.notify()
         return batch_id, plan.retry_in_s
 
-    async def _give_back(self, queue: GroupQueue, batch_id: str, *, failed: bool) -> None:
+    async def _return(self, queue: GroupQueue, batch_id: str) -> None:
+        """Nobody got this batch: its groups go back to the head of the queue."""
         state = self._state
         if not state.is_current(queue):
             return  # its rows wait in the new queue already
-        groups = [group.given_back() if failed else group for group in queue.taken(batch_id)]
-        again = [] if queue.retired else [g for g in groups if g.give_backs <= state.spec.max_give_backs]
-        gone = row_ids([group for group in groups if group not in again])
-        if gone:
-            reason = RETIRED if queue.retired else POISON
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, reason)])
-            state.accounts[queue.model_id].settle(reason, len(gone))
-        queue.give_back(batch_id, again)
+        if queue.retired:
+            gone = row_ids(queue.taken(batch_id))
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, RETIRED)])
+            state.accounts[queue.model_id].settle(RETIRED, len(gone))
+            queue.dropped(batch_id)
+        else:
+            queue.give_back(batch_id)
         state.changes.notify()
 
     def _undo_reserve(self, queue: GroupQueue, reserving: asyncio.Future) -> None:
@@ -238,7 +254,7 @@ class Outlet:
             return
         batch_id, _ = reserving.result()
         if batch_id:
-            undo = self._state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
+            undo = self._state.serial.exclusively(self._return(queue, batch_id))
             self._undoing = asyncio.ensure_future(undo)  # a reference keeps the task alive
 
     def _group(self, queue: GroupQueue, group: QueuedGroup, rows: tuple[Trajectory, ...]) -> Group:
@@ -249,16 +265,16 @@ class Outlet:
                 known.get((queue.model_id, row.agent_id), Baseline()).observe(ref.reward, queue.spec.ema_decay)
                 for row, ref in zip(rows, group.rows, strict=True)
             )
-        return Group(group.group_id, group.agent_id, rows, baselines)
+        return Group(group.group_id, group.agent_id, rows, baselines, group.uses)
 
     async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
         state = self._state
-        taken = queue.taken(batch_id)
+        taken = (*queue.taken(batch_id), *queue.replayed(batch_id))
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
             vectors = await state.serial.on_disk(state.ledger.oldest_versions, row_ids(taken))
         except BaseException:
-            await state.serial.exclusively(self._give_back(queue, batch_id, failed=False))
+            await state.serial.exclusively(self._return(queue, batch_id))
             raise
         return TakenBatch(
             batch_id=batch_id,

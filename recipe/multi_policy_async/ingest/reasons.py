@@ -29,8 +29,7 @@ CONSTRAINED = "constrained"  # not given yet: the gateway refuses such requests
 NON_FINITE = "non_finite"
 ROLLED_BACK = "rolled_back"
 RETIRED = "retired"
-POLICY_DOWN = "policy_down"  # not given yet: rows of a dead policy wait
-POISON = "poison"  # not given yet by a job: its trainers give no batch back
+POISON = "poison"  # its trainers died with it, one after the other
 SHUTDOWN = "shutdown"
 
 DROP_REASONS = (
@@ -44,7 +43,6 @@ DROP_REASONS = (
     NON_FINITE,
     ROLLED_BACK,
     RETIRED,
-    POLICY_DOWN,
     POISON,
     SHUTDOWN,
 )

@@ -13,21 +13,24 @@
 # limitations under the License.
 """Unfinished work, rebuilt from what has no terminal record and what has no fate in the ledger."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..trajectory import WorkflowId
 from .groups import OpenTask, QueuedGroup, RowRef
 from .holding import InFlight
-from .ledger import WaitingRow
+from .ledger import TrainedRow, WaitingRow
 
 
-def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now: float) -> list[QueuedGroup]:
+def rebuild(
+    waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now: float, give_backs: Mapping[str, int]
+) -> list[QueuedGroup]:
     """Put rows of open tasks back into ``open_tasks`` and return the closed groups, in closing order.
 
     Args:
         waiting: one policy's rows, as ``Ledger.waiting_rows`` orders them.
         open_tasks: open tasks by key; changed.
         now: monotonic clock, in seconds.
+        give_backs: trainers that died with a group, by its id.
     """
     closed: dict[str, list[WaitingRow]] = {}
     for row in waiting:
@@ -36,12 +39,38 @@ def rebuild(waiting: Iterable[WaitingRow], open_tasks: dict[str, OpenTask], now:
         else:
             closed.setdefault(row.group_id, []).append(row)
     return [
-        QueuedGroup(group_id, rows[0].model_id, _agent(rows), tuple(_ref(row) for row in rows), now)
+        QueuedGroup(
+            group_id,
+            rows[0].model_id,
+            _agent(rows),
+            tuple(_ref(row) for row in rows),
+            now,
+            give_backs=give_backs.get(group_id, 0),
+        )
         for group_id, rows in closed.items()
     ]
 
 
-def _agent(rows: list[WaitingRow]) -> str:
+def rebuild_trained(trained: Iterable[TrainedRow], now: float) -> list[QueuedGroup]:
+    """Groups that may be replayed, in the order of ``Ledger.trained_rows``."""
+    groups: dict[str, list[TrainedRow]] = {}
+    for row in trained:
+        groups.setdefault(row.group_id, []).append(row)
+    return [
+        QueuedGroup(
+            group_id,
+            rows[0].model_id,
+            _agent(rows),
+            tuple(_ref(row) for row in rows),
+            now,
+            uses=rows[0].uses,
+            last_step=rows[0].last_step,
+        )
+        for group_id, rows in groups.items()
+    ]
+
+
+def _agent(rows: Sequence[WaitingRow]) -> str:
     agents = {row.agent_id for row in rows}
     return agents.pop() if len(agents) == 1 else ""
 

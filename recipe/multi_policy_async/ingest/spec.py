@@ -22,6 +22,13 @@ class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class StaggerSpec(_Spec):
+    """Whether policies sync their weights one after the other (ingest/stagger.py)."""
+
+    max_wait_s: float = Field(ge=0)
+    """Longest wait for another policy's sync, per version, in seconds. 0: policies do not wait for each other."""
+
+
 class IngestSpec(_Spec):
     """What holds for all policies of a job."""
 
@@ -38,11 +45,23 @@ class IngestSpec(_Spec):
     on_truncated: Literal["drop", "keep"]
     """Rows cut at the length limit: dropped as ``truncated``, or trained."""
     max_give_backs: int = Field(ge=0)
-    """A group given back more often than this is dropped as ``poison``."""
+    """A group that more trainers than this died with is dropped as ``poison``."""
     prune_every_s: float = Field(gt=0)
     """Delete rows that no checkpoint can need again this often, in seconds."""
+    stagger: StaggerSpec
     poll_s: float = Field(gt=0)
     """Longest wait of one long-poll call, in seconds."""
+
+
+class ReplaySpec(_Spec):
+    """Whether trained groups fill up batches that stay too small (ingest/replay.py)."""
+
+    max_uses: int = Field(ge=1)
+    """Batches that a row is in at most, in the lineage of the surviving weights. 1: no replay."""
+    max_age: int = Field(ge=1)
+    """Version before the step minus oldest version of a token, of replayed groups; ``max_staleness`` holds too."""
+    max_share: float = Field(gt=0, lt=1)
+    """Largest share of replayed groups in a batch."""
 
 
 class QueueSpec(_Spec):
@@ -56,7 +75,7 @@ class QueueSpec(_Spec):
     max_staleness: int | None = Field(ge=0)
     """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
     on_stale: Literal["drop", "hold"]
-    """``drop`` stale groups; ``hold``: also wait with a version that would make a group in play stale (holding.py)."""
+    """``drop`` stale groups; ``hold``: also wait with a batch for groups in play that would be stale (holding.py)."""
     start_after_tasks: int = Field(ge=0)
     """The policy begins to train when so many tasks are over."""
     idle_tasks_limit: int | None = Field(ge=1)
@@ -77,6 +96,8 @@ class QueueSpec(_Spec):
     max_batch_groups: int | None = Field(ge=1)
     """Take up to this many groups if they wait already. ``None``: the target size."""
     coalesce_s: float = Field(ge=0)
+    """How long the oldest group waits for a full batch, where smaller ones or replay are allowed."""
+    replay: ReplaySpec
 
     @model_validator(mode="after")
     def _fits_together(self) -> "QueueSpec":

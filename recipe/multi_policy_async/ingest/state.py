@@ -30,6 +30,7 @@ from .ledger import Ledger
 from .schedule import make_schedule
 from .serial import Broadcast, Serial
 from .spec import IngestSpec
+from .stagger import SyncStagger
 
 
 class IngestState:
@@ -48,6 +49,7 @@ class IngestState:
         self.serial = Serial()
         self.changes = Broadcast()
         self.schedule = make_schedule(spec)
+        self.stagger = SyncStagger(spec.stagger.max_wait_s)
         self.queues: dict[str, GroupQueue] = {}
         self.pin = VersionPin(clock)
         self.end: End | ProducerDied | None = None
@@ -60,7 +62,10 @@ class IngestState:
             key: OpenTask(members, recovered.terminal_samples.get(key, set()))
             for key, members in recovered.open_tasks.items()
         }
-        self.accounts = {model: Account.from_counts(counts) for model, counts in self.ledger.counts().items()}
+        replayed = self.ledger.replay_counts()
+        self.accounts = {
+            model: Account.from_counts(counts, replayed.get(model, 0)) for model, counts in self.ledger.counts().items()
+        }
 
     @property
     def closed_tasks(self) -> int:

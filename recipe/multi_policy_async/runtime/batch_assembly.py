@@ -144,11 +144,8 @@ def assemble(
     data.meta_info.update(
         global_token_num=attention.sum(axis=1).tolist(),
         trajectory_param_versions=newest,
-        **_metrics([row for _, row, _ in rows], version, len(order) - len(rows), updates < wanted_updates),
+        **_metrics(taken, version, len(order) - len(rows), updates < wanted_updates),
         **_partner_metrics(taken.partner_staleness),
-    )
-    data.meta_info["fully_async/batch/baseline_rows"] = sum(
-        len(group.trajectories) for group in taken.groups if group.baselines is not None
     )
     return AssembledBatch(data, real_rows=len(rows), updates=updates)
 
@@ -168,15 +165,24 @@ def _place(group: Group, by_std: bool) -> list[tuple[str, Trajectory, float]]:
     return [(row.trajectory_id, row, baseline.advantage(row.reward, by_std=by_std)) for row, baseline in pairs]
 
 
-def _metrics(rows: list[Trajectory], version: int, pads: int, fewer_updates: bool) -> dict[str, float]:
-    """Numbers about the batch; verl copies meta entries that begin with ``fully_async`` into the step's metrics."""
+def _metrics(taken: TakenBatch, version: int, pads: int, fewer_updates: bool) -> dict[str, float]:
+    """Numbers about the batch; verl copies meta entries that begin with ``fully_async`` into the step's metrics.
+
+    The reward is of rows that are trained for the first time: it tells how good the policy is now.
+    """
+    rows = [row for group in taken.groups for row in group.trajectories]
+    fresh = [row for group in taken.groups if not group.uses for row in group.trajectories] or rows
     staleness = [version - row.version_span.oldest.number for row in rows]
     spans = [row.version_span.newest.number - row.version_span.oldest.number for row in rows]
     return {
-        "fully_async/batch/reward_mean": float(np.mean([row.reward for row in rows])),
+        "fully_async/batch/reward_mean": float(np.mean([row.reward for row in fresh])),
         "fully_async/batch/rows": len(rows),
         "fully_async/batch/padding_rows": pads,
         "fully_async/batch/fewer_updates": int(fewer_updates),
+        "fully_async/batch/baseline_rows": sum(
+            len(group.trajectories) for group in taken.groups if group.baselines is not None
+        ),
+        "fully_async/batch/replayed_groups": sum(group.uses > 0 for group in taken.groups),
         "fully_async/staleness/mean": float(np.mean(staleness)),
         "fully_async/staleness/max": int(max(staleness)),
         "fully_async/partial/total_partial_num": sum(span > 0 for span in spans),

@@ -176,10 +176,14 @@ class PolicyTrainer(trainer_base_class()):
         self.logger.finish()
 
     async def _get_samples_from_queue(self):
-        """Upstream takes a fixed number of samples, throws a partial batch away and unpacks ``None``."""
-        self._on_phase("wait", self.current_param_version)
+        """Upstream takes a fixed number of samples, throws a partial batch away and unpacks ``None``. Ours takes whole
+        groups, and with ``on_stale: hold`` it waits first for those that the next version would make stale."""
         started = time.monotonic()
-        taken = await self._source.next_batch(Version(self.incarnation, self.current_param_version))
+        version = Version(self.incarnation, self.current_param_version)
+        self._on_phase("hold", self.current_param_version)
+        await self._source.hold(version, self.trigger_parameter_sync_step - self.local_trigger_step)
+        self._on_phase("wait", self.current_param_version)
+        taken = await self._source.next_batch(version)
         if isinstance(taken, ProducerDied):
             raise ProducerDiedError(f"{self.model_id}: {taken.cause}")
         if isinstance(taken, End):
@@ -212,13 +216,17 @@ class PolicyTrainer(trainer_base_class()):
 
     async def _fit_update_weights(self) -> dict | None:
         """Upstream publishes at the end of a cycle; before that, ours makes sure that the ledger knows what the weights
-        have seen (invariant 2), and waits while open groups would become stale where ``on_stale`` is ``hold``."""
-        if self.local_trigger_step == 1:
+        have seen (invariant 2), and waits where the ingestor asks for it (``stagger``, an evaluation's pin)."""
+        publishes = self.local_trigger_step == 1
+        if publishes:
             self._on_phase("hold", self.current_param_version)
             await self._source.flush()
-            await self._source.hold(Version(self.incarnation, self.current_param_version))
+            await self._source.may_publish(Version(self.incarnation, self.current_param_version))
             self._on_phase("sync", self.current_param_version)
-        return await super()._fit_update_weights()
+        timing = await super()._fit_update_weights()
+        if publishes:
+            await self._source.synced()
+        return timing
 
     def _abandon_step(self, error: NonFiniteStepError) -> None:
         self._source.drop("non_finite")

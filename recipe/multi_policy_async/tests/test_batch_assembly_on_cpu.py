@@ -148,6 +148,15 @@ def test_padding_changes_no_group_baseline(sizes):
             assert advantages[i].max().item() == pytest.approx(max(advantage.item(), 0.0), abs=1e-4)
 
 
+def test_the_reward_that_is_shown_is_of_new_groups_and_replayed_ones_are_counted():
+    """A replayed group tells how good the policy was when it was sampled."""
+    new, old = taken([2, 3]).groups
+    batch = TakenBatch("b0", (new, replace(old, uses=1)))
+    meta = assemble(batch, dp_size=1, wanted_updates=1, pad_token_id=0, version=4).data.meta_info
+    assert meta["fully_async/batch/rows"] == 5 and meta["fully_async/batch/replayed_groups"] == 1
+    assert meta["fully_async/batch/reward_mean"] == pytest.approx(np.mean([row.reward for row in new.trajectories]))
+
+
 def test_short_batches_get_fewer_updates():
     assert updates_for(real_rows=3, dp_size=2, wanted=4) == 1
     assert updates_for(real_rows=9, dp_size=2, wanted=4) == 4

@@ -400,6 +400,13 @@ class TestProblems:
         job = tiny_job(tmp_path, "device=gpu", f"{PLANNER}.model_path=Qwen/Qwen3-0.6B")
         assert job.models["planner_model"].model_path == "Qwen/Qwen3-0.6B"
 
+    def test_the_gateway_aborts_idle_workflows_only_after_the_drivers_own_deadline(self, tmp_path):
+        key = "gateway.workflow_idle_s"
+        found = problems_of(tmp_path, "workflow.timeout_s=2000")
+        assert list(found) == [key] and "gateway.workflow_idle_s=4060" in found[key]
+        assert tiny_job(tmp_path, "workflow.timeout_s=2000", f"{key}=4060")
+        assert tiny_job(tmp_path, "workflow.timeout_s=2000", f"{key}=null")
+
     @pytest.mark.parametrize("overrides", [["device=tpu"], ["run.seed=="], ["a.b.c"]])
     def test_hydras_own_refusals_are_one_message_too(self, tmp_path, overrides):
         with pytest.raises(ConfigError):

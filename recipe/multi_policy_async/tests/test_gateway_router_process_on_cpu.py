@@ -14,7 +14,6 @@
 """The real router programs in front of the fake engine."""
 
 import asyncio
-import importlib.util
 import subprocess
 import sys
 import textwrap
@@ -27,18 +26,11 @@ import pytest
 from ..gateway.router_process import RouterDied, RouterProcess
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import Texts, binding, gateway_world
+from .fakes.router_programs import PROGRAMS
 from .fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
-
-
-def needs(program: str):
-    missing = importlib.util.find_spec(program) is None
-    return pytest.param(program, marks=pytest.mark.skipif(missing, reason=f"needs the package {program}"))
-
-
-PROGRAMS = [needs("sglang_router"), needs("smg")]
 
 
 @asynccontextmanager

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ..gateway.detokenizer import StopScanner, _WindowDetokenizer, make_detokenizer_factory
 from ..gateway.errors import BadRequest
-from ..gateway.tokenizer import PolicyTokenizer
+from ..gateway.tokenizer import PolicyTokenizer, pieces_stand_alone
 from .fakes.tiny_model_folder import make_model_folder
 
 
@@ -71,6 +71,53 @@ def test_guarded_text_is_encoded_like_the_same_text_without_special_tokens(token
     assert guarded[-(len(plain) - split) :] == plain[split:]
 
 
+PIECES = st.lists(
+    st.sampled_from(
+        ["<|im_start|>", "<|im_end|>", "<think>", " ", "\n", "hello", "he", "é", "e\u0301", "\u0338", "😀"]
+    ),
+    max_size=12,
+)
+
+
+@given(pieces=PIECES)
+@settings(max_examples=80, deadline=None)
+def test_text_encoded_piece_by_piece_has_the_ids_of_the_whole(tokenizer, folder, pieces):
+    text = "".join(pieces)
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text) == whole
+    assert tokenizer.encode(text) == whole  # now from memory
+
+
+def backend(*, byte_level: bool = True, prefix_space: bool = False, **token: bool) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = (
+        pre_tokenizers.ByteLevel(add_prefix_space=prefix_space) if byte_level else pre_tokenizers.Metaspace()
+    )
+    made.add_special_tokens([AddedToken("<|end|>", **{"normalized": False, **token})])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [
+        ({}, True),
+        ({"byte_level": False}, False),
+        ({"prefix_space": True}, False),
+        ({"rstrip": True}, False),
+        ({"normalized": True}, False),
+    ],
+)
+def test_pieces_are_remembered_only_where_no_token_looks_beyond_a_control_token(changes, alone):
+    assert pieces_stand_alone(backend(**changes)) is alone
+
+
+def test_an_added_token_that_could_reach_over_a_control_token_keeps_texts_whole():
+    overlapping = backend()
+    overlapping.add_tokens([AddedToken("x<", special=False, normalized=False)])
+    assert not pieces_stand_alone(overlapping)
+
+
 def test_messages_that_the_template_refuses_are_the_clients_fault(tmp_path):
     template = "{{ raise_exception('roles must alternate') }}"
     strict = PolicyTokenizer.load(str(make_model_folder(tmp_path / "strict", template=template)))
@@ -103,6 +150,18 @@ def test_pieces_joined_are_the_text_and_no_piece_shows_half_a_character(tokenize
 def test_any_sampled_ids_decode_as_a_whole_but_for_an_unfinished_end(tokenizer, ids):
     whole, pieces = tokenizer.decode(ids), decoded(tokenizer.new_detokenizer(), ids)
     assert whole == pieces or (whole.endswith("\ufffd") and whole[:-1] == pieces)
+
+
+@pytest.mark.parametrize("general", [False, True])
+@given(ids=st.lists(st.integers(0, 262), max_size=20), cut=st.integers(0, 20))
+@settings(max_examples=40, deadline=None)
+def test_tokens_fed_together_give_the_text_of_tokens_fed_one_by_one(tokenizer, folder, general, ids, cut):
+    def made():
+        return _WindowDetokenizer(tokenizer._tokenizer) if general else tokenizer.new_detokenizer()
+
+    together = made()
+    text = together.feed_all(ids[:cut]) + together.feed_all(ids[cut:]) + together.flush()
+    assert text == decoded(made(), ids)
 
 
 @given(text=st.text(max_size=30))

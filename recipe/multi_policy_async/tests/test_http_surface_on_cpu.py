@@ -239,6 +239,7 @@ def test_model_and_server_info_say_what_the_router_and_the_gateway_ask(client):
     info = client.get("/model_info").json()
     assert (info["model_path"], info["weight_version"], info["is_generation"]) == ("some/model", "2.5", True)
     assert client.get("/server_info").json()["context_length"] == MAX_LEN
+    assert client.get("/v1/loads").json() == {"loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}]}
     assert client.post("/flush_cache").status_code == 200
 
 

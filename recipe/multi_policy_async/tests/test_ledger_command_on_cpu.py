@@ -70,6 +70,22 @@ def test_counts_are_the_same_after_pruning(run_dir, capsys):
     assert capsys.readouterr().out == before
 
 
+def test_uses_by_replay_are_told_per_policy_and_per_row(tmp_path, capsys):
+    async def scenario(ingestor):
+        replay = {"max_uses": 2, "max_age": 4, "max_share": 0.5}
+        await ingestor.register_policy(PLANNER, queue_spec(coalesce_s=0, replay=replay), True)
+        for number in range(2):
+            await finish_task(ingestor, number, version=number)
+            batch = await ingestor.take(PLANNER, 1 + number, Version(0, number), 1)
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, number + 1, 0)
+
+    with_ingestor(tmp_path, scenario)
+    assert main([str(tmp_path)]) == 0
+    assert _table(capsys.readouterr().out, "Trained again (replay)") == [[PLANNER, "2"]]
+    main([str(tmp_path), "workflow", "e0-t0-s0-a0"])
+    assert [row["replayed"] for row in json.loads(capsys.readouterr().out)["rows"]] == [1]
+
+
 def test_the_life_of_one_workflow(run_dir, capsys):
     assert main([str(run_dir / "ledger.sqlite"), "workflow", "e0-t2-s1-a0"]) == 0
     life = json.loads(capsys.readouterr().out)

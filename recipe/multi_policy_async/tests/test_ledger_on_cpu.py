@@ -300,6 +300,26 @@ def test_without_checkpoints_only_what_the_initial_weights_sampled_is_kept(tmp_p
     assert stats["dropped"] == {"rolled_back": 2} and stats["trained"] == 0 and stats["unaccounted"] == 0
 
 
+def test_the_rows_of_a_group_are_pruned_together(tmp_path):
+    """A group that lost a row to pruning would be trained in part after a restore; here one of two rows is needed."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        for sample, version in enumerate((1, 3)):
+            await ingestor.issue(f"e0-t0-s{sample}-a0", 2)
+            name = f"e0-t0-s{sample}-a0"
+            await ingestor.ingest(record(name, trajectory(name, version=version)))
+        await ingestor.add_checkpoint(PLANNER, 0, 2, "digest", "path")
+        batch = await ingestor.take(PLANNER, 1, Version(0, 4), 1)
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 5, 0)
+        deleted = await ingestor.prune()
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 2))
+        taken = await ingestor.take(PLANNER, 1, Version(incarnation, 2), 0.01)
+        return deleted, taken, (await ingestor.stats())[PLANNER]["dropped"]
+
+    assert with_ingestor(tmp_path, scenario) == (0, None, {"rolled_back": 2})
+
+
 def test_dropped_and_recorded_rows_are_pruned_and_waiting_ones_never(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(max_queue_groups=1), True)

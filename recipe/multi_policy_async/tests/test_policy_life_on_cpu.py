@@ -20,12 +20,14 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from ..checkpoint_coordinator import SavedCheckpoint  # noqa: E402
-from ..gateway_binding_registry import ModelBinding, ModelState  # noqa: E402
+from ..gateway_binding_registry import ModelBinding, ModelState, ModelStatus  # noqa: E402
+from ..gateway_group import GatewayGroup  # noqa: E402
 from ..leftovers import belongs_to  # noqa: E402
 from ..model_async_runtime import TrainingOutcome  # noqa: E402
 from ..multi_model_metrics import PhaseReport  # noqa: E402
 from ..policy_life import PolicyLife  # noqa: E402
 from ..supervision import JobFailedError  # noqa: E402
+from ..trajectory import Version  # noqa: E402
 
 MODEL = "solver_model"
 NEWEST = SavedCheckpoint(MODEL, 0, 4, "checkpoints/solver_model/incarnation_0/global_step_4", "digest")
@@ -54,15 +56,13 @@ class World:
         self._incarnations = 0
         self.register_policy = Remote(self._register)
         self.pause = Remote(self._does("pause"))
-        self.set_status = Remote(self._set_status)
-        self.bind = Remote(self._bind)
 
     def life(self, job, **kwargs) -> PolicyLife:
         return PolicyLife(
             job,
             MODEL,
             ingestor=self,
-            gateway=self,
+            gateways=self,
             checkpoints=self,
             new_runtime=lambda: FakeRuntime(self, self._deaths.pop(0)),
             kill=lambda runtime: self.did.append(("kill",)),
@@ -86,10 +86,10 @@ class World:
         self._incarnations += 1
         return self._incarnations - 1
 
-    async def _set_status(self, model_id, status):
+    async def set_status(self, model_id, status):
         self.did.append(("status", status.state))
 
-    async def _bind(self, binding):
+    async def bind(self, binding):
         self.did.append(("bind", binding.incarnation))
 
     async def sweep(self, model_id):
@@ -273,3 +273,17 @@ def test_a_restart_clears_away_what_is_its_policys_alone(plain_job):
     }
     for name, owner in names.items():
         assert [policy for policy in (planner, solver, twin) if belongs_to(policy, name)] == ([owner] if owner else [])
+
+
+def test_every_gateway_process_is_told_that_a_policy_starts_again():
+    class Gateway:
+        def __init__(self):
+            self.told = []
+            self.set_status = Remote(self._set_status)
+
+        async def _set_status(self, model_id, status):
+            self.told.append((model_id, status.state))
+
+    gateways = [Gateway(), Gateway()]
+    asyncio.run(GatewayGroup(gateways, "key").set_status(MODEL, ModelStatus(ModelState.STARTING, Version(0, 0))))
+    assert [gateway.told for gateway in gateways] == [[(MODEL, ModelState.STARTING)]] * 2

@@ -29,7 +29,11 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from ..checkpoint_coordinator import CheckpointSchedule  # noqa: E402
 from ..configuration.schema import CheckpointSpec  # noqa: E402
 from ..ingest.baselines import Baseline  # noqa: E402
-from ..ingest.batch_source import Group, TakenBatch  # noqa: E402
+from ..ingest.batch_source import (  # noqa: E402
+    End,  # noqa: E402
+    Group,
+    TakenBatch,
+)
 from ..runtime import policy_trainer as module  # noqa: E402
 from ..runtime.policy_trainer import NonFiniteStepError, PolicyTrainer  # noqa: E402
 from ..runtime.upstream_ports import UpdateGroup  # noqa: E402
@@ -44,6 +48,14 @@ class FakeSource:
     def __init__(self):
         self.consumed: list[Version] = []
         self.dropped: list[str] = []
+        self.asked: list[tuple] = []
+
+    async def hold(self, version: Version, batches_left: int) -> None:
+        self.asked.append(("hold", version, batches_left))
+
+    async def next_batch(self, version: Version) -> End:
+        self.asked.append(("next_batch", version))
+        return End("no more")
 
     def mark_consumed(self, version: Version) -> None:
         self.consumed.append(version)
@@ -108,6 +120,16 @@ def test_rows_are_marked_with_the_version_that_first_holds_them():
     trainer = ScriptedTrainer([0.1] * 4, target=2, trigger=2)
     asyncio.run(trainer.fit())
     assert trainer._source.consumed == [Version(2, 1), Version(2, 1), Version(2, 2), Version(2, 2)]
+
+
+@pytest.mark.parametrize(("step", "batches_left"), [(1, 2), (3, 0)])
+def test_a_trainer_asks_whether_to_hold_before_each_batch(step, batches_left):
+    """After the step it would be too late: what waits is a version older by then."""
+    trainer = ScriptedTrainer([], target=None, trigger=3)
+    trainer.local_trigger_step = step
+    assert asyncio.run(trainer._get_samples_from_queue()) == (None, None)
+    version = Version(2, trainer.current_param_version)
+    assert trainer._source.asked == [("hold", version, batches_left), ("next_batch", version)]
 
 
 def test_rows_are_committed_as_consumed_before_training_ends():

@@ -11,39 +11,33 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A real sglang-router process in front of two CPU rollout servers of one model."""
+"""The real router programs in front of two CPU rollout servers of one model: the conformance suite of both."""
 
+import asyncio
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import httpx
 import pytest
 
+from recipe.multi_policy_async.gateway.router_process import RouterProcess
+from recipe.multi_policy_async.tests.fakes.router_programs import PROGRAMS
 from recipe.multi_policy_async.tests.http_server import MAX_LEN, HttpServer, slow_model
 from recipe.multi_policy_async.tests.tiny_qwen3 import tiny_qwen3
 
-pytest.importorskip("sglang_router")
-
 MODEL = tiny_qwen3()
 PROMPT = [3, 1, 4, 1, 5]
-FLAGS = (
-    "--disable-circuit-breaker --disable-retries --health-check-endpoint /model_info --health-check-interval-secs 2 "
-    "--request-timeout-secs 86400 --max-concurrent-requests -1 --log-level error"
-)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def servers():
+def servers(program):
     made = [HttpServer(MODEL) for _ in range(2)]
     for server in made:
         server.start()
@@ -53,32 +47,23 @@ def servers():
 
 
 @pytest.fixture(scope="module")
-def router(servers):
+def router(program, servers, tmp_path_factory):
     """Started while the servers are still paused, as before a model's first weight sync."""
-    url, log = f"http://127.0.0.1:{(port := free_port())}", subprocess.DEVNULL
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--prometheus-port", str(free_port()), *FLAGS.split()]
-    process = subprocess.Popen([*command, "--worker-urls", *(s.url for s in servers)], stdout=log, stderr=log)
+    log = tmp_path_factory.mktemp("router") / "router.log"
+    process = RouterProcess("m", [server.url for server in servers], program, log, policy="cache_aware")
+    process.start()
     try:
-        end = time.monotonic() + 60
-        while not _ready(url):
-            assert process.poll() is None, "the router ended"
-            assert time.monotonic() < end, "the router did not find its two workers"
-            time.sleep(0.05)
+        asyncio.run(process.wait_ready(60))
         for server in servers:
             server.service.set_version(1)
             assert server.call(server.service.resume())
-        yield url
+        yield process.url
     finally:
-        process.terminate()
-        process.wait(10)
+        process.stop()
 
 
-def _ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readiness").json().get("healthy_workers") == 2
-    except (httpx.HTTPError, json.JSONDecodeError):
-        return False
+def healthy(router: str) -> int:
+    return sum(worker["is_healthy"] for worker in httpx.get(f"{router}/workers").json()["workers"])
 
 
 def body(**params) -> dict:
@@ -119,7 +104,7 @@ def test_many_refused_requests_leave_the_servers_in_rotation(router):
     statuses = {httpx.post(f"{router}/generate", json=too_long).status_code for _ in range(15)}
     assert statuses == {400}
     assert httpx.post(f"{router}/generate", json=body()).status_code == 200
-    assert httpx.get(f"{router}/readiness").json()["healthy_workers"] == 2
+    assert healthy(router) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -143,7 +128,7 @@ def test_a_call_that_meets_a_weight_sync_waits_behind_the_router_and_is_answered
     call.start()
     servers[0].wait(lambda: total(servers, "num_waiting") == 1)
     time.sleep(2.5)  # longer than the router's health check interval
-    assert httpx.get(f"{router}/readiness").json()["healthy_workers"] == 2
+    assert healthy(router) == 2
     for server in servers:
         server.service.set_version(2)
         server.call(server.service.resume())

@@ -33,10 +33,12 @@ from ..configuration.training_checks import (
     group_problems,
     loss_problems,
     queue_problems,
+    replay_problems,
     shuffle_problems,
 )
 from ..ingest.spec import QueueSpec
-from .config_fixtures import PLANNER, problems_of, tiny_job, tiny_overrides
+from .config_fixtures import PLANNER, SOLVER, problems_of, tiny_job, tiny_overrides
+from .fakes.workflow_records import queue_spec
 
 BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
@@ -134,6 +136,69 @@ class TestQueues:
         assert note not in explain(tiny_job(tmp_path, *settings))
         shown = explain(tiny_job(tmp_path, *settings, f"{PLANNER}.async_training.staleness_threshold=2"))
         assert f"planner_model: a lead of 12 groups lets one wait 2 versions, and {note}" in shown
+
+
+class FakePolicy:
+    """A trained policy of which only the rollout correction is known."""
+
+    def __init__(self, trained: bool = True, **correction):
+        verl = {"bypass_mode": True, "loss_type": "ppo_clip", "rollout_is": None}  # its fully async defaults
+        self.ours, self._correction = {"train": trained}, verl | correction
+
+    def get(self, dotted: str):
+        assert dotted == "algorithm.rollout_correction"
+        return self._correction
+
+    def key(self, dotted: str) -> str:
+        return dotted
+
+
+def refusals(policy: FakePolicy, max_uses: int = 2, **settings) -> list[str]:
+    spec = queue_spec(replay={"max_uses": max_uses, "max_age": 4, "max_share": 0.5}, **settings)
+    return [problem.key for problem in replay_problems(policy, spec)]
+
+
+class TestReplay:
+    CORRECTION = "algorithm.rollout_correction"
+
+    def test_it_is_off_by_default(self, plain_job):
+        assert plain_job.models["planner_model"].queue.replay.max_uses == 1
+
+    @pytest.mark.parametrize(
+        "correction",
+        [
+            {},  # bypass_mode: the ratio of PPO is to the policy that sampled
+            {"bypass_mode": False, "rollout_is": "token"},
+            {"bypass_mode": False, "rollout_is": "sequence"},
+        ],
+    )
+    def test_old_rows_need_importance_weights_and_these_settings_give_them(self, correction):
+        assert refusals(FakePolicy(**correction), max_staleness=4) == []
+
+    @pytest.mark.parametrize(
+        ("correction", "key"),
+        [({"bypass_mode": False}, "rollout_is"), ({"loss_type": "reinforce", "rollout_is": "token"}, "loss_type")],
+    )
+    def test_others_are_refused(self, correction, key):
+        assert refusals(FakePolicy(**correction)) == [f"{self.CORRECTION}.{key}"]
+        assert refusals(FakePolicy(**correction), max_uses=1) == [], "without replay they are the user's own affair"
+
+    def test_on_policy_training_has_nothing_to_replay(self):
+        assert refusals(FakePolicy(), max_staleness=0) == ["async_training.replay.max_uses"]
+
+    def test_a_frozen_model_is_not_looked_at(self):
+        assert refusals(FakePolicy(trained=False, bypass_mode=False), max_staleness=0) == []
+
+    def test_a_job_reports_it_beside_its_other_problems(self, tmp_path):
+        correction = f"{PLANNER}.{self.CORRECTION}"
+        found = problems_of(
+            tmp_path,
+            f"{PLANNER}.async_training.replay.max_uses=2",
+            f"{correction}.bypass_mode=false",
+            f"{SOLVER}.async_training.replay.max_use=2",
+        )
+        assert set(found) == {f"{correction}.rollout_is", f"{SOLVER}.async_training.replay.max_use"}
+        assert "importance weights" in found[f"{correction}.rollout_is"]
 
 
 class TestShuffling:

@@ -279,35 +279,55 @@ def test_staleness_counts_the_oldest_token_of_the_oldest_row(tmp_path):
     assert with_ingestor(tmp_path, scenario) == (None, {"stale": 2})
 
 
-def test_consumed_rows_are_never_taken_again_and_given_back_ones_come_first(tmp_path):
+def test_consumed_rows_are_never_taken_again(tmp_path):
     async def scenario(ingestor):
         await _open(ingestor)
         for task in range(3):
             await finish_task(ingestor, task)
         first = await ingestor.take(PLANNER, 1, V0, 1)
-        second = await ingestor.take(PLANNER, 1, V0, 1)
-        await ingestor.give_back(PLANNER, first.batch_id)
-        again = await ingestor.take(PLANNER, 2, V0, 1)
-        for batch in (second, again):
+        second = await ingestor.take(PLANNER, 2, V0, 1)
+        for batch in (second, first):
             await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         with pytest.raises(ValueError, match="is not taken"):
-            await ingestor.mark_consumed(PLANNER, again.batch_id, 1, 0)
-        return [group.group_id for group in again.groups], await _model(ingestor)
+            await ingestor.mark_consumed(PLANNER, second.batch_id, 1, 0)
+        return [group.group_id for group in second.groups], await _model(ingestor)
 
     groups, stats = with_ingestor(tmp_path, scenario)
-    assert groups == ["e0-t0/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
+    assert groups == ["e0-t1/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
 
 
-def test_a_group_that_fails_step_after_step_is_poison(tmp_path):
+def test_a_batch_that_its_trainer_died_with_comes_first_for_the_next_one(tmp_path):
     async def scenario(ingestor):
         await _open(ingestor)
-        await finish_task(ingestor, 0)
-        for _ in range(2):
-            batch = await ingestor.take(PLANNER, 1, V0, 1)
-            await ingestor.give_back(PLANNER, batch.batch_id)
-        return await ingestor.take(PLANNER, 1, V0, 0.05), (await _model(ingestor))["dropped"]
+        for task in range(2):
+            await finish_task(ingestor, task)
+        await ingestor.take(PLANNER, 1, V0, 1)
+        incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        again = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
+        return again.groups[0].group_id, (await _model(ingestor))["queued"]
 
-    assert with_ingestor(tmp_path, scenario, max_give_backs=1) == (None, {"poison": 2})
+    assert with_ingestor(tmp_path, scenario) == ("e0-t0/planner", 2)
+
+
+def test_a_group_that_trainer_after_trainer_dies_with_is_poison(tmp_path):
+    """The next group is taken then; a trainer that dies without a batch accuses none."""
+
+    async def scenario(ingestor):
+        await _open(ingestor)
+        for task in range(2):
+            await finish_task(ingestor, task)
+        seen, incarnation = [], 0
+        for dies_with_a_batch in (True, False, True, False, True):
+            if dies_with_a_batch:
+                batch = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
+                seen.append(batch.groups[0].group_id)
+            incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
+        stats = await _model(ingestor)
+        return seen, stats["dropped"], stats["queued"], stats["unaccounted"]
+
+    seen, dropped, queued, unaccounted = with_ingestor(tmp_path, scenario, max_give_backs=1)
+    assert seen == ["e0-t0/planner", "e0-t0/planner", "e0-t1/planner"]
+    assert (dropped, queued, unaccounted) == ({"poison": 2}, 2, 0)
 
 
 def test_a_batch_can_be_dropped_only_under_a_reason_of_the_closed_list(tmp_path):
@@ -535,19 +555,19 @@ def test_a_take_that_is_cancelled_leaves_its_groups_in_the_queue(tmp_path):
         await _open(ingestor)
         await finish_task(ingestor, 0)
         for ticks in range(12):
+            if ticks:
+                await finish_task(ingestor, ticks)
             taking = asyncio.create_task(ingestor.take(PLANNER, 1, V0, 10))
             for _ in range(ticks):
                 await asyncio.sleep(0)
             taking.cancel()
             await asyncio.wait({taking})
-            if not taking.cancelled():
-                await ingestor.give_back(PLANNER, taking.result().batch_id)
-            batch = await ingestor.take(PLANNER, 1, V0, 1)
-            assert batch is not None, ticks
-            await ingestor.give_back(PLANNER, batch.batch_id)
+            batch = await ingestor.take(PLANNER, 1, V0, 1) if taking.cancelled() else taking.result()
+            assert batch.groups[0].group_id == f"e0-t{ticks}/planner"
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         return await _model(ingestor)
 
-    assert with_ingestor(tmp_path, scenario, max_give_backs=100)["queue_groups"] == 1
+    assert with_ingestor(tmp_path, scenario)["trained"] == 24
 
 
 def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
@@ -619,25 +639,90 @@ def test_holding_needs_a_bound():
         queue_spec(on_stale="hold")
 
 
-async def _held(ingestor, version: int, timeout_s: float = 0.0) -> bool:
-    return not await ingestor.hold(PLANNER, Version(0, version), timeout_s)
+async def _held(ingestor, version: int, *, groups: int = 1, batches_left: int = 0) -> bool:
+    return not await ingestor.hold(PLANNER, groups, Version(0, version), batches_left, 0)
 
 
-def test_a_policy_holds_its_next_version_until_the_group_that_would_become_stale_is_closed(tmp_path):
+def test_a_policy_holds_its_batch_until_the_group_that_its_next_version_would_make_stale_is_closed(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
         await ingestor.take(PLANNER, 1, V0, 0)
         for sample in range(2):
             await ingestor.issue(f"e0-t0-s{sample}-a0", 2, 30.0)
         await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", version=0)))
-        held = [await _held(ingestor, 1), await _held(ingestor, 2)]
-        holding = asyncio.create_task(ingestor.hold(PLANNER, Version(0, 2), 10))
+        held = [await _held(ingestor, 0), await _held(ingestor, 1)]
+        holding = asyncio.create_task(ingestor.hold(PLANNER, 1, Version(0, 1), 0, 10))
         await asyncio.sleep(0.01)
         held.append(not holding.done())
         await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0", version=1)))
-        return held, await holding, (await _model(ingestor))["held_s"] > 0
+        batch = await ingestor.take(PLANNER, 1, Version(0, 1), 0)
+        return held, await holding, (await _model(ingestor))["held_s"] > 0, len(batch.groups)
 
-    assert with_ingestor(tmp_path, scenario) == ([False, True, True], True, True)
+    assert with_ingestor(tmp_path, scenario) == ([False, True, True], True, True, 1)
+
+
+async def _issue_tasks(ingestor, tasks: int, version: int) -> None:
+    """Tasks of two workflows each, issued while ``version`` is served; the first workflow of each has ended."""
+    await ingestor.take(PLANNER, 9, Version(0, version), 0)
+    for task in range(tasks):
+        for sample in range(2):
+            await ingestor.issue(f"e0-t{task}-s{sample}-a0", 2, 30.0)
+        await ingestor.ingest(record(f"e0-t{task}-s0-a0", trajectory(f"e0-t{task}-s0-a0", version=version)))
+
+
+async def _close(ingestor, task: int, version: int) -> None:
+    await ingestor.ingest(record(f"e0-t{task}-s1-a0", trajectory(f"e0-t{task}-s1-a0", version=version)))
+
+
+def test_a_batch_that_such_groups_fill_is_not_held_for_more_of_them(tmp_path):
+    """Else a policy whose tasks never stop coming would hold for ever."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
+        await _issue_tasks(ingestor, 3, version=0)
+        held = []
+        for task in range(2):
+            held.append(await _held(ingestor, 0, groups=2))
+            await _close(ingestor, task, version=0)
+        return [*held, await _held(ingestor, 0, groups=2)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, True, False]
+
+
+@pytest.mark.parametrize(("tasks", "held"), [(2, False), (3, True)])
+def test_a_batch_is_held_only_for_more_groups_than_the_versions_later_batches_can_take(tmp_path, tasks, held):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
+        await _issue_tasks(ingestor, tasks, version=0)
+        return await _held(ingestor, 0, groups=2, batches_left=1)
+
+    assert with_ingestor(tmp_path, scenario) is held
+
+
+def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
+        await _issue_tasks(ingestor, 1, version=0)
+        return [await _held(ingestor, version) for version in (1, 2)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
+def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
+    """A task whose workflows take long closes late; in closing order it would become stale behind younger groups."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1), True)
+        await _issue_tasks(ingestor, 2, version=0)
+        await _close(ingestor, 1, version=1)
+        for sample in range(2):
+            await ingestor.issue(f"e0-t7-s{sample}-a0", 2, 30.0)
+            await ingestor.ingest(record(f"e0-t7-s{sample}-a0", trajectory(f"e0-t7-s{sample}-a0", version=1)))
+        await _close(ingestor, 0, version=1)
+        batch = await ingestor.take(PLANNER, 2, Version(0, 1), 0)
+        return [group.group_id.split("/")[0] for group in batch.groups]
+
+    assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
 
 
 def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
@@ -645,7 +730,7 @@ def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tm
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
         await ingestor.take(PLANNER, 1, Version(0, 4), 0)
         await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
-        return [await _held(ingestor, version) for version in (5, 6)]
+        return [await _held(ingestor, version) for version in (4, 5)]
 
     assert with_ingestor(tmp_path, scenario) == [False, True]
 
@@ -656,7 +741,7 @@ def test_a_workflow_holds_nobody_after_its_deadline(tmp_path, deadline_s):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
         await ingestor.take(PLANNER, 1, V0, 0)
         await ingestor.issue("e0-t0-s0-a0", 1, deadline_s)
-        return await ingestor.hold(PLANNER, Version(0, 9), 10)
+        return await ingestor.hold(PLANNER, 1, V0, 0, 10)
 
     assert with_ingestor(tmp_path, scenario) is True
 
@@ -668,9 +753,9 @@ def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tm
         for model_id in (PLANNER, SOLVER):
             await ingestor.take(model_id, 1, V0, 0)
         await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
-        answers = [await ingestor.hold(SOLVER, Version(0, 9), 0), await _held(ingestor, 9)]
+        answers = [await ingestor.hold(SOLVER, 1, V0, 0, 0), await _held(ingestor, 0)]
         await ingestor.end_of_data()
-        answers.append(await _held(ingestor, 9))
+        answers.append(await _held(ingestor, 0))
         return answers
 
     assert with_ingestor(tmp_path, scenario) == [True, True, False]
@@ -682,26 +767,25 @@ def test_while_versions_are_pinned_no_policy_publishes_and_what_is_on_its_way_ar
     async def scenario(ingestor):
         for model_id in (PLANNER, SOLVER):
             await ingestor.register_policy(model_id, queue_spec(), True)
-        assert await ingestor.hold(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
+        assert await ingestor.may_publish(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
         pinned = [await ingestor.pin_versions(100, 0)]
-        taking = asyncio.create_task(ingestor.take(PLANNER, 1, Version(0, 1), 10))
-        pinned.append(await ingestor.pin_versions(100, 10))
-        holding = asyncio.create_task(ingestor.hold(SOLVER, Version(0, 1), 10))
-        held = [await _held(ingestor, 2), holding.done()]
+        pinning = asyncio.create_task(ingestor.pin_versions(100, 10))
+        await ingestor.synced(PLANNER)
+        pinned.append(await pinning)
+        waiting = asyncio.create_task(ingestor.may_publish(SOLVER, Version(0, 1), 10))
+        allowed = [await ingestor.may_publish(PLANNER, Version(0, 2), 0), waiting.done()]
         await ingestor.end_of_data()
-        held.append(await _held(ingestor, 2))
+        allowed.append(await ingestor.may_publish(PLANNER, Version(0, 2), 0))
         await ingestor.unpin_versions()
-        return pinned, held, await holding, await _held(ingestor, 2), await taking
+        return pinned, allowed, await waiting, await ingestor.may_publish(PLANNER, Version(0, 2), 0)
 
-    pinned, held, free, still_held, _ = with_ingestor(tmp_path, scenario)
-    assert pinned == [False, True] and held == [True, False, True]
-    assert free and not still_held
+    assert with_ingestor(tmp_path, scenario) == ([False, True], [False, False, False], True, True)
 
 
 def test_a_policy_that_retires_after_its_last_version_publishes_no_more(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(), True)
-        await ingestor.hold(PLANNER, Version(0, 1), 0)
+        await ingestor.may_publish(PLANNER, Version(0, 1), 0)
         await ingestor.retire(PLANNER)
         return await ingestor.pin_versions(100, 0)
 
@@ -715,7 +799,7 @@ def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
         await ingestor.pin_versions(0.05 if released_by == "time" else 1000, 0)
         if released_by != "time":
             await ingestor.producer_died("killed")
-        return await ingestor.hold(PLANNER, Version(0, 1), 10)
+        return await ingestor.may_publish(PLANNER, Version(0, 1), 10)
 
     assert with_ingestor(tmp_path, scenario)
 
@@ -737,7 +821,7 @@ def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflo
                 await ingestor.issue(workflow_id, 2)
             for workflow_id in ids:
                 await ingestor.ingest(played(workflow_id, **oldest))
-        await ingestor.hold(SOLVER, Version(0, 5), 0)
+        await ingestor.may_publish(SOLVER, Version(0, 5), 0)
         return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
 
     assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}

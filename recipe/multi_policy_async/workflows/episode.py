@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from ..clock import now
 from ..gateway.client import AgentEndpoints
 from ..ingest.handle import call
 from ..ingest.ledger import TERMINAL
@@ -131,7 +132,7 @@ class EpisodeRunner:
         Raises:
             Exception: the ingestor failed; nothing can be recorded any more.
         """
-        started = time.monotonic()
+        started = now()
         error: InfrastructureError | None = None
         workflow_id = first
         try:
@@ -204,7 +205,7 @@ class EpisodeRunner:
             logger.info("workflow %s is not aborted: %s", workflow_id, refusal)
             return Ended("before", attempts=attempts)
         await self._give_up(workflow_id)
-        seconds = 0.0 if started is None else time.monotonic() - started
+        seconds = 0.0 if started is None else now() - started
         return Ended("aborted", error=error, attempts=attempts, seconds=seconds)
 
     async def _attempt(self, workflow_id: WorkflowId, task: Task, retry: int, started: float) -> Ended:
@@ -221,7 +222,7 @@ class EpisodeRunner:
         score = None
         if outcome is not None and status == "ok":
             score = answer.get("score") if outcome.score is None else outcome.score
-        ended = Ended(answer.get("status", status), score, error, retry + 1, time.monotonic() - started)
+        ended = Ended(answer.get("status", status), score, error, retry + 1, now() - started)
         if watched:
             episode = {
                 "workflow_id": str(workflow_id),

@@ -14,12 +14,12 @@
 """One score for the whole team: every task of a held-out dataset played, beside training or before it."""
 
 import asyncio
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..clock import now
 from ..trajectory import Version
 from .dataset import TaskSource
 from .episode import EpisodeRunner, Evaluated
@@ -67,7 +67,7 @@ class Evaluator:
         Raises:
             Exception: a task cannot be read, or the gateway refuses a workflow.
         """
-        name, started = f"eval-{uuid.uuid4().hex[:12]}", time.monotonic()
+        name, started = f"eval-{uuid.uuid4().hex[:12]}", now()
         slots = asyncio.Semaphore(self._spec.max_concurrent)
 
         async def play(task: int, repeat: int) -> Evaluated:
@@ -87,7 +87,7 @@ class Evaluator:
             await self._cancel(playing)
         late = Evaluated(None, error=f"did not end within validation.timeout_s={wait_s:g}")
         results = [each.result() if each in ended else late for each in playing]
-        return summarize(results, seconds=time.monotonic() - started)
+        return summarize(results, seconds=now() - started)
 
     async def stop(self) -> None:
         """Give up what is being played."""

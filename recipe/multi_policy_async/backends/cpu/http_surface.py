@@ -121,6 +121,12 @@ def build_app(service: RolloutService) -> FastAPI:
             "num_waiting_reqs": engine.num_waiting,
         }
 
+    @app.get("/v1/loads")
+    async def loads() -> dict[str, Any]:
+        engine = service.engine
+        load = {"dp_rank": 0, "num_running_reqs": engine.num_running, "num_waiting_reqs": engine.num_waiting}
+        return {"loads": [load]}
+
     return app
 
 

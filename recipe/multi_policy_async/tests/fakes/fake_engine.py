@@ -51,12 +51,16 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     prompt_of: dict[str, list[int]] = field(default_factory=dict)
+    waiting: int | None = None  # what the load route tells; None: this server has no such route
+    load_route: str = "/v1/loads"
     url: str = ""
 
     async def start(self) -> str:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort_request)
+        app.router.add_get("/v1/loads", self._load)
+        app.router.add_get("/get_load", self._load)
         for path in (
             "/health",
             "/model_info",
@@ -83,6 +87,12 @@ class FakeEngine:
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": "fake", "weight_version": self.version})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        if self.waiting is None or request.path != self.load_route:
+            raise web.HTTPNotFound
+        ranks = [{"dp_rank": 0, "num_waiting_reqs": self.waiting}, {"dp_rank": 1, "num_waiting_reqs": 0}]
+        return web.json_response({"loads": ranks} if request.path == "/v1/loads" else ranks)
 
     async def _abort_request(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]

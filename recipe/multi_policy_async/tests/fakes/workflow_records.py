@@ -39,6 +39,7 @@ def ingest_spec(**changes: Any) -> IngestSpec:
         "on_truncated": "keep",
         "max_give_backs": 2,
         "prune_every_s": 60.0,
+        "stagger": {"max_wait_s": 0.0},
         "poll_s": 0.2,
     }
     return IngestSpec(**(values | changes))
@@ -60,6 +61,7 @@ def queue_spec(**changes: Any) -> QueueSpec:
         "min_batch_groups": None,
         "max_batch_groups": None,
         "coalesce_s": 30.0,
+        "replay": {"max_uses": 1, "max_age": 4, "max_share": 0.5},
     }
     return QueueSpec(**(values | changes))
 

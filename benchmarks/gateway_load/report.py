@@ -1,0 +1,117 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Numbers of a run -> a table, ratios and a verdict per target."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+TARGETS = {
+    "added p50 at half the saturation rate, ms": 5.0,
+    "added p99 at half the saturation rate, ms": 20.0,
+    "gateway CPU per request at that rate, ms": 1.5,
+}
+FLAT_KB_PER_REQUEST = 4.0  # what is remembered of a closed workflow, so that finalize can be asked again, is bounded
+
+
+def _median(phases: Iterable[dict[str, Any]], side: str, value: Callable[[dict[str, Any]], float]) -> float:
+    return statistics.median(value(phase) for phase in phases if phase["side"] == side)
+
+
+def summarize(phases: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the rounds of one comparison; what the gateway adds, and its share of the router's rate."""
+    values = {
+        f"{side}_{name}": _median(phases, side, lambda phase, name=name: phase[name])
+        for side in ("router", "gateway")
+        for name in ("p50_ms", "p99_ms", "rate")
+    }
+    by_round: dict[int, dict[str, dict[str, Any]]] = {}
+    for phase in phases:
+        by_round.setdefault(phase["round"], {})[phase["side"]] = phase
+    pairs = [(pair["router"], pair["gateway"]) for pair in by_round.values()]
+    added = {name: [gateway[name] - router[name] for router, gateway in pairs] for name in ("p50_ms", "p99_ms")}
+    return values | {
+        "added_p50_ms": statistics.median(added["p50_ms"]),
+        "added_p50_ms_by_round": added["p50_ms"],
+        "added_p99_ms": statistics.median(added["p99_ms"]),
+        "added_p99_ms_by_round": added["p99_ms"],
+        "rate_ratio": statistics.median(gateway["rate"] / router["rate"] for router, gateway in pairs),
+        "gateway_cpu_ms": _median(phases, "gateway", lambda phase: phase["cpu_ms"]["gateway"]),
+        "router_cpu_ms": _median(phases, "router", lambda phase: phase["cpu_ms"]["router"]),
+    }
+
+
+def verdicts(result: dict[str, Any]) -> dict[str, tuple[bool, str]]:
+    """Target -> (met, what was measured)."""
+    soak, open_loop, rows, engines = result["soak"], result["open_loop"], result["rows"], result["engines"]
+    phases = [soak, *result["phases"]]
+    failed, astray = sum(p["not_2xx"] for p in phases), sum(p["misrouted"] for p in phases)
+    found: dict[str, tuple[bool, str]] = {
+        "no answer but 2xx": (failed == 0, f"{failed} of {result['requests']}"),
+        "nothing misrouted": (
+            astray == engines["misrouted"] == 0,
+            f"{astray} answers, {engines['misrouted']} prompts at engines",
+        ),
+        "every request sampled once": (
+            engines["generated"] == result["requests"],
+            f"{engines['generated']} of {result['requests']}",
+        ),
+        "every row once, as sampled": (
+            rows["every_workflow_once"] and rows["wrong"] == 0 and rows["rows"] == rows["calls"],
+            f"{rows['rows']} rows of {rows['calls']} calls, {rows['wrong']} wrong, {rows['records']} records of "
+            f"{rows['workflows']} workflows",
+        ),
+        "flat memory": (
+            soak["rss_kb_per_request"] < FLAT_KB_PER_REQUEST,
+            f"{soak['rss_kb_per_request']:+.2f} KB per request once settled, {soak['rss_mb']['end']:.0f} MB at the end",
+        ),
+    }
+    measured = (open_loop["added_p50_ms"], open_loop["added_p99_ms"], open_loop["gateway_cpu_ms"])
+    for (name, limit), value in zip(TARGETS.items(), measured, strict=True):
+        found[name] = (value < limit, f"{value:.2f} (below {limit:g})")
+    return found
+
+
+def report(result: dict[str, Any]) -> str:
+    """For people."""
+    lines = [f"{key}: {value}" for key, value in result["setting"].items()]
+    soak = result["soak"]
+    lines += [
+        "",
+        f"{soak['workflows_open']} workflows open, {soak['requests']} requests: {soak['rate']:.0f}/s, "
+        f"{soak['cpu_ms_per_request_all_included']:.2f} CPU-ms per request with finalize and creation, "
+        f"{soak['cpu_ms_per_creation']:.2f} per creation; memory {soak['rss_mb']['begin']:.0f} -> "
+        f"{soak['rss_mb']['settled']:.0f} -> {soak['rss_mb']['end']:.0f} MB",
+        "",
+        "| load | router p50 / p99 ms | added p50 ms (rounds) | added p99 ms (rounds) | rate / router's | "
+        "gateway CPU-ms | router CPU-ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = [(f"{c} at once", summary) for c, summary in result["closed_loop"].items()]
+    rows.append((f"{result['open_loop']['asked_rate']:.0f}/s", result["open_loop"]))
+    for name, row in rows:
+        rate = f"{row['rate_ratio']:.2f} ({row['gateway_rate']:.0f}/s)"
+        lines.append(
+            f"| {name} | {row['router_p50_ms']:.1f} / {row['router_p99_ms']:.1f} | {row['added_p50_ms']:.2f} "
+            f"({_list(row['added_p50_ms_by_round'])}) | {row['added_p99_ms']:.2f} "
+            f"({_list(row['added_p99_ms_by_round'])}) | {rate} | {row['gateway_cpu_ms']:.2f} | "
+            f"{row['router_cpu_ms']:.2f} |"
+        )
+    lines.append("")
+    lines += [f"{'PASS' if met else 'MISS'}  {name}: {what}" for name, (met, what) in verdicts(result).items()]
+    return "\n".join(lines)
+
+
+def _list(values: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)

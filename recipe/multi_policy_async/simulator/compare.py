@@ -1,0 +1,114 @@
+# Copyright 2026 the multi_policy_async authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Several simulations side by side: asynchronous against synchronous, and one resource more at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from .job import simulate
+from .measured import Run
+from .report import table
+from .scenario import Scenario
+
+Compose = Callable[[Sequence[str]], Scenario]
+"""Builds the scenario with overrides added."""
+
+MODES = ("asynchronous", "synchronous")
+
+
+def compare_modes(compose: Compose, rounds: int) -> tuple[str, dict[str, list[Run]]]:
+    """The scenario as it is and with ``ingest.schedule: sync``, in turn, each round with a seed of its own.
+
+    Returns:
+        The comparison as text, and the runs by mode.
+    """
+    seed = compose([]).simulation.seed
+    runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
+    for number in range(rounds):
+        seeded = f"simulation.seed={seed + number}"
+        runs[MODES[0]].append(simulate(compose([seeded])))
+        runs[MODES[1]].append(simulate(compose([seeded, "ingest.schedule=sync"])))
+    lines = [["rate", *MODES, "speed-up"]]
+    lines.append(_speed_up("workflows/s", runs, lambda run: run.workflow_rate))
+    for name in _trained(runs[MODES[0]][0]):
+        lines.append(_speed_up(f"{name} rows/s", runs, lambda run, name=name: run.policies[name].trained_rate))
+    shares = [["share of time", *MODES]]
+    slots = compose([]).workflow.max_concurrent
+    shares.append(["workflow slots in use", *_means(runs, lambda run: run.slots_in_use / slots, ".0%")])
+    for name, policy in runs[MODES[0]][0].policies.items():
+        shares.append([f"serving of {name}", *_means(runs, lambda r, name=name: r.policies[name].serving_busy, ".0%")])
+        if policy.trained:
+            shares.append([f"trainer of {name}", *_means(runs, lambda r, name=name: r.policies[name].busy, ".0%")])
+    fast, slow = (runs[mode][0] for mode in MODES)
+    bound = [f"{name} by {fast.policies[name].bound_by}" for name in _trained(fast)]
+    bound.append(f"workflows by {fast.workflows_bound_by or 'the lead'}")
+    stages = [
+        f"{MODES[0]}, bound are: {', '.join(bound)}",
+        f"{MODES[1]}: the stages take turns, and the busiest is {_busiest(slow)}",
+    ]
+    return "\n\n".join([table(lines), table(shares), "\n".join(stages)]), runs
+
+
+def what_if(compose: Compose, base: Run) -> str:
+    """The scenario again with twice of one resource, for each resource; gains against ``base``."""
+    trained = _trained(base)
+    lines = [["twice", "workflows/s", *(f"{name} rows/s" for name in trained)]]
+    lines.append(["(as it is)", *(f"{rate:.2f}" for rate in _rates(base, trained))])
+    for label, override in _resources(base.scenario):
+        rates = _rates(simulate(compose([override])), trained)
+        gains = (
+            f"{rate:.2f} ({rate / before - 1:+.0%})" if before else f"{rate:.2f}"
+            for rate, before in zip(rates, _rates(base, trained), strict=True)
+        )
+        lines.append([label, *gains])
+    return table(lines)
+
+
+def _resources(scenario: Scenario) -> list[tuple[str, str]]:
+    key = "workflow.max_concurrent"
+    found = [(key, f"{key}={2 * scenario.workflow.max_concurrent}")]
+    for name, policy in scenario.policies.items():
+        key = f"policies.{name}.serving.replicas"
+        found.append((key, f"{key}={2 * policy.serving.replicas}"))
+        if policy.train:
+            key = f"policies.{name}.training.ranks"
+            found.append((key, f"{key}={2 * policy.training.ranks}"))
+    return found
+
+
+def _rates(run: Run, names: Sequence[str]) -> list[float]:
+    return [run.workflow_rate, *(run.policies[name].trained_rate for name in names)]
+
+
+def _trained(run: Run) -> list[str]:
+    return [name for name, policy in run.policies.items() if policy.trained]
+
+
+def _busiest(run: Run) -> str:
+    shares = {f"serving of {name}": policy.serving_busy for name, policy in run.policies.items()}
+    shares |= {f"training of {name}": policy.busy for name, policy in run.policies.items() if policy.trained}
+    stage = max(shares, key=shares.__getitem__)
+    return f"{stage}, {shares[stage]:.0%} of the time"
+
+
+def _values(runs: Mapping[str, list[Run]], value: Callable[[Run], float]) -> list[float]:
+    return [sum(map(value, runs[mode])) / len(runs[mode]) for mode in MODES]
+
+
+def _means(runs: Mapping[str, list[Run]], value: Callable[[Run], float], form: str) -> list[str]:
+    return [f"{mean:{form}}" for mean in _values(runs, value)]
+
+
+def _speed_up(label: str, runs: Mapping[str, list[Run]], value: Callable[[Run], float]) -> list[str]:
+    fast, slow = _values(runs, value)
+    return [label, f"{fast:.2f}", f"{slow:.2f}", f"{fast / slow:.2f}x" if slow else "-"]
