@@ -52,6 +52,7 @@ CPU = [
     "ray[default]==2.60.0",
     "reasoning-gym==0.1.25",
     "gguf==0.19.0",
+    "llguidance==1.9.1",
 ]
 
 # sglang 0.5.12 pins a transformers that verl 0.9.1 excludes: install with scripts/gpu_overrides.txt (docs/gpu.md).
@@ -65,16 +66,28 @@ GPU = [
     "reasoning-gym==0.1.25",
 ]
 
+# sglang-router's successor, for gateway.router=smg.
+SMG = ["smg==1.13.0"]
+
+# What examples/multi_policy/agents are written with; each as an extra of its own.
+FRAMEWORKS = {
+    "anthropic": ["anthropic==2.14.0"],
+    "autogen": ["ag2[openai]==1.2.1"],  # AutoGen's maintained successor; autogen-agentchat pins an older protobuf
+    "langgraph": ["langgraph==1.2.24", "langchain-openai==1.7.4"],
+    "openai-agents": ["openai-agents==0.24.0"],
+}
+ALL_FRAMEWORKS = [package for packages in FRAMEWORKS.values() for package in packages]
+
 DEV = [
-    "anthropic==2.14.0",
+    *ALL_FRAMEWORKS,
     "hypothesis==6.170.17",
     "matplotlib",
-    "openai-agents==0.24.0",
     "pytest==9.2.0",
     "pytest-asyncio==1.5.0",
     "pytest-timeout==2.4.0",
     "pytest-xdist==3.8.0",
     "ruff==0.14.10",
+    "schemathesis==4.32.5",
 ]
 
 setup(
@@ -92,6 +105,6 @@ setup(
         "recipe.multi_policy_async.simulator": ["config/*.yaml"],
     },
     install_requires=BASE,
-    extras_require={"cpu": CPU, "gpu": GPU, "dev": DEV},
+    extras_require={"cpu": CPU, "gpu": GPU, "smg": SMG, "dev": DEV, **FRAMEWORKS, "frameworks": ALL_FRAMEWORKS},
     entry_points={"verl.plugins": ["multi_policy_async_cpu = recipe.multi_policy_async.backends.cpu.plugin"]},
 )

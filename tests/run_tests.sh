@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Everything that a change must pass: lint, unit tests, then a short co-training run. Installs what it needs.
 #
-#   bash tests/run_tests.sh          all of it: unit tests, tests that start Ray, co-training runs with and without faults
-#   E2E=0 bash tests/run_tests.sh    without the training runs
+#   bash tests/run_tests.sh          all of it: unit tests, fuzz, tests that start Ray, agent frameworks, co-training runs with
+#                                    and without faults
+#   E2E=0 bash tests/run_tests.sh    without the agent frameworks and the training runs
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -13,7 +14,9 @@ cd "$ROOT"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m pytest -q -n 2 --dist loadfile -m "not e2e and not ray" recipe/multi_policy_async/tests
+FUZZ_EXAMPLES=20 "$PYTHON" -m pytest -q -m fuzz recipe/multi_policy_async/tests
 "$PYTHON" -m pytest -q -m "ray and not e2e" recipe/multi_policy_async/tests
 if [ "${E2E:-1}" != 0 ]; then
+  "$PYTHON" -m pytest -q -m frameworks tests/special_e2e
   "$PYTHON" -m pytest -q -m e2e tests/special_e2e
 fi

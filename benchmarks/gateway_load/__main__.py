@@ -44,7 +44,7 @@ from recipe.multi_policy_async.tests.fakes.child_process import Child, run
 
 from .meter import Meter
 from .phases import Bench, check_rows, compare, compare_open, settle, soak
-from .report import report, summarize, verdicts
+from .report import comparison_line, report, soak_line, summarize, verdicts
 from .traffic import AGENTS, MODELS, Traffic
 
 KEY = "load"
@@ -86,11 +86,13 @@ async def measure(options: argparse.Namespace, folder: Path, children: contextli
     bench = Bench(traffic, engine.hello, router_urls, control, Meter(pids))
 
     soaked, still_open = await soak(bench, options.workflows, options.requests)
+    _note(soak_line(soaked))
     closed, phases = {}, []
     for concurrency, count in CONCURRENCIES.items():
         await settle()
         found = await compare(bench, concurrency, int(count * options.scale), options.rounds)
         closed[concurrency] = summarize(found)
+        _note(comparison_line(f"{concurrency} at once", closed[concurrency]))
         phases += found
     rate = closed[max(CONCURRENCIES)]["gateway_rate"] / 2
     await settle()
@@ -113,6 +115,11 @@ async def measure(options: argparse.Namespace, folder: Path, children: contextli
         "rows": check_rows(bench, records),
         "phases": phases,
     }
+
+
+def _note(line: str) -> None:
+    """What is known already, for whoever watches."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _start(children: contextlib.ExitStack, module: str, config: dict[str, Any]) -> Child:

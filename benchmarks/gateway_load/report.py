@@ -83,32 +83,49 @@ def verdicts(result: dict[str, Any]) -> dict[str, tuple[bool, str]]:
     return found
 
 
+def soak_line(soak: dict[str, Any]) -> str:
+    """One sentence on the many open workflows."""
+    memory = soak["rss_mb"]
+    return (
+        f"{soak['workflows_open']} workflows open, {soak['requests']} requests: {soak['rate']:.0f}/s, "
+        f"{soak['cpu_ms_per_request_all_included']:.2f} CPU-ms per request with finalize and creation, "
+        f"{soak['cpu_ms_per_creation']:.2f} per creation; memory {memory['begin']:.0f} -> {memory['settled']:.0f} -> "
+        f"{memory['end']:.0f} MB, {soak['rss_kb_per_request']:+.2f} KB per request once settled"
+    )
+
+
+COLUMNS = (
+    "load",
+    "router p50 / p99 ms",
+    "added p50 ms (rounds)",
+    "added p99 ms (rounds)",
+    "rate / router's",
+    "gateway CPU-ms",
+    "router CPU-ms",
+)
+
+
+def comparison_line(load: str, row: dict[str, Any]) -> str:
+    """One row of the table."""
+    cells = (
+        load,
+        f"{row['router_p50_ms']:.1f} / {row['router_p99_ms']:.1f}",
+        f"{row['added_p50_ms']:.2f} ({_list(row['added_p50_ms_by_round'])})",
+        f"{row['added_p99_ms']:.2f} ({_list(row['added_p99_ms_by_round'])})",
+        f"{row['rate_ratio']:.2f} ({row['gateway_rate']:.0f}/s)",
+        f"{row['gateway_cpu_ms']:.2f}",
+        f"{row['router_cpu_ms']:.2f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 def report(result: dict[str, Any]) -> str:
     """For people."""
     lines = [f"{key}: {value}" for key, value in result["setting"].items()]
-    soak = result["soak"]
-    lines += [
-        "",
-        f"{soak['workflows_open']} workflows open, {soak['requests']} requests: {soak['rate']:.0f}/s, "
-        f"{soak['cpu_ms_per_request_all_included']:.2f} CPU-ms per request with finalize and creation, "
-        f"{soak['cpu_ms_per_creation']:.2f} per creation; memory {soak['rss_mb']['begin']:.0f} -> "
-        f"{soak['rss_mb']['settled']:.0f} -> {soak['rss_mb']['end']:.0f} MB",
-        "",
-        "| load | router p50 / p99 ms | added p50 ms (rounds) | added p99 ms (rounds) | rate / router's | "
-        "gateway CPU-ms | router CPU-ms |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    rows = [(f"{c} at once", summary) for c, summary in result["closed_loop"].items()]
-    rows.append((f"{result['open_loop']['asked_rate']:.0f}/s", result["open_loop"]))
-    for name, row in rows:
-        rate = f"{row['rate_ratio']:.2f} ({row['gateway_rate']:.0f}/s)"
-        lines.append(
-            f"| {name} | {row['router_p50_ms']:.1f} / {row['router_p99_ms']:.1f} | {row['added_p50_ms']:.2f} "
-            f"({_list(row['added_p50_ms_by_round'])}) | {row['added_p99_ms']:.2f} "
-            f"({_list(row['added_p99_ms_by_round'])}) | {rate} | {row['gateway_cpu_ms']:.2f} | "
-            f"{row['router_cpu_ms']:.2f} |"
-        )
-    lines.append("")
+    lines += ["", soak_line(result["soak"]), "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [comparison_line(f"{c} at once", row) for c, row in result["closed_loop"].items()]
+    open_loop = result["open_loop"]
+    lines += [comparison_line(f"{open_loop['asked_rate']:.0f}/s", open_loop), ""]
     lines += [f"{'PASS' if met else 'MISS'}  {name}: {what}" for name, (met, what) in verdicts(result).items()]
     return "\n".join(lines)
 

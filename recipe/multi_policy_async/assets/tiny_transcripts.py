@@ -20,7 +20,7 @@ what reinforcement can sharpen. Torch-free.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 OPERATOR_WORDS = {"+": "plus", "-": "minus"}
@@ -28,10 +28,11 @@ OPERATOR_WORDS = {"+": "plus", "-": "minus"}
 
 @dataclass(frozen=True)
 class Transcript:
-    """One user message and the assistant's reply."""
+    """One user message and the assistant's reply, behind a system message where there is one."""
 
     prompt: str
     reply: str
+    system: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,21 @@ def verifier_transcript(question: str, chain: ChainSum, rng: random.Random, erro
     return Transcript(f"{chain.plan} = {claimed}", str(value))
 
 
-ROLES: dict[str, Callable[[str, ChainSum, random.Random, float], Transcript]] = {
+Role = Callable[[str, ChainSum, random.Random, float], Transcript]
+ROLES: dict[str, Role] = {
     "planner": planner_transcript,
     "solver": solver_transcript,
     "verifier": verifier_transcript,
 }
 
 
-def transcripts(role: str, settings: dict[str, int], seed: int, error_rate: float) -> Iterator[Transcript]:
+def transcripts(
+    role: str, settings: dict[str, int], seed: int, error_rate: float, roles: Mapping[str, Role] = ROLES
+) -> Iterator[Transcript]:
     """Endless transcripts of one role on reasoning-gym questions.
 
     Args:
-        role: a key of ``ROLES``.
+        role: a key of ``roles``.
         settings: of reasoning-gym's ``chain_sum`` (``min_terms``, ``max_digits``, ...).
         seed: the same seed gives the same transcripts.
         error_rate: share of wrong replies.
@@ -116,4 +120,4 @@ def transcripts(role: str, settings: dict[str, int], seed: int, error_rate: floa
     while True:
         for entry in reasoning_gym.create_dataset("chain_sum", seed=rng.randrange(2**31), size=1024, **settings):
             chain = ChainSum.parse(entry["metadata"]["expression"])
-            yield ROLES[role](entry["question"], chain, rng, error_rate)
+            yield roles[role](entry["question"], chain, rng, error_rate)

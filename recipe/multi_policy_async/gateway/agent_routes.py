@@ -25,6 +25,8 @@ from starlette.types import Receive, Scope, Send
 from .anthropic_lowering import lower_messages
 from .anthropic_raising import MessageWriter
 from .call import Exchange
+from .completions_lowering import lower_completion
+from .completions_raising import CompletionWriter
 from .errors import BadRequest, GatewayError, NotFound
 from .history import answer_of
 from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
@@ -40,7 +42,7 @@ from .session import WorkflowSession
 logger = logging.getLogger(__name__)
 
 
-Writer = ChatCompletionWriter | MessageWriter | ResponseWriter
+Writer = ChatCompletionWriter | CompletionWriter | MessageWriter | ResponseWriter
 
 
 class AgentEndpoint:
@@ -176,6 +178,18 @@ class GenerationEndpoint(AgentEndpoint):
             await send_json(send, 200, writer.whole(), metadata_headers(exchange, versions=True))
 
 
+class CompletionsEndpoint(GenerationEndpoint):
+    """OpenAI's POST .../v1/completions."""
+
+    protocol = b"completions"
+
+    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+        return lower_completion(body, max_choices=self.service.spec.max_choices)
+
+    def writer(self, exchange: Exchange) -> Writer:
+        return CompletionWriter(exchange, self.service.model(exchange.model_id).tokenizer)
+
+
 class ResponsesEndpoint(GenerationEndpoint):
     """OpenAI's POST .../v1/responses."""
 
@@ -187,7 +201,7 @@ class ResponsesEndpoint(GenerationEndpoint):
     @staticmethod
     def _conversation(session: WorkflowSession, response_id: str) -> list[Message]:
         exchange = session.find_exchange(response_id.removeprefix("resp_"))
-        if exchange is None or not exchange.ended or exchange.error is not None:
+        if exchange is None or not exchange.request.messages or not exchange.ended or exchange.error is not None:
             raise NotFound("response", response_id)
         return [*exchange.request.messages, answer_of(exchange.calls[0])]
 
@@ -256,6 +270,7 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
     """Both ways to name the agent: the minted URL, and headers with the control key."""
     endpoints = [
         ("/v1/chat/completions", GenerationEndpoint(service, check_key), "POST"),
+        ("/v1/completions", CompletionsEndpoint(service, check_key), "POST"),
         ("/v1/responses", ResponsesEndpoint(service, check_key), "POST"),
         ("/v1/messages", MessagesEndpoint(service, check_key), "POST"),
         ("/v1/messages/count_tokens", CountTokensEndpoint(service, check_key), "POST"),

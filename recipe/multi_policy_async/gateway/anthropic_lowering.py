@@ -16,8 +16,9 @@
 from typing import Any
 
 from .checks import array, boolean, fault, integer, mapping, number, string
+from .constraints import forced_call
 from .errors import BadRequest, UnsupportedValue
-from .request import AgentRequest, Message
+from .request import AgentRequest, Constraint, Message
 
 _MAX_STOPS = 16
 _THINKING = ("thinking", "redacted_thinking")
@@ -29,7 +30,7 @@ def lower_messages(body: dict[str, Any]) -> AgentRequest:
     Raises:
         BadRequest: naming the field at fault.
     """
-    tools, parallel = _tools(body)
+    tools, parallel, constraint = _tools(body)
     messages = _system(body.get("system"))
     for index, message in enumerate(array(body.get("messages"), "messages")):
         messages += _message(mapping(message, f"messages[{index}]"), f"messages[{index}]")
@@ -44,6 +45,7 @@ def lower_messages(body: dict[str, Any]) -> AgentRequest:
         asked=_sampling(body),
         max_tokens=integer(body.get("max_tokens"), "max_tokens", 1),
         stop=_stops(body.get("stop_sequences")),
+        constraint=constraint,
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
         model=None if body.get("model") is None else string(body["model"], "model"),
     )
@@ -71,7 +73,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Constraint | None]:
     tools = []
     for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
         where = f"tools[{index}]"
@@ -85,12 +87,15 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
             function["description"] = string(tool["description"], f"{where}.description")
         tools.append({"type": "function", "function": function})
     choice = {"type": "auto"} if body.get("tool_choice") is None else mapping(body["tool_choice"], "tool_choice")
-    if choice.get("type") not in ("auto", "none"):
-        # The engine would have to mask the distribution, see the OpenAI adapter.
-        raise UnsupportedValue("a forced tool_choice is not supported: only auto and none", param="tool_choice")
+    constraint = None
+    if choice.get("type") in ("any", "tool"):
+        named = string(choice.get("name"), "tool_choice.name") if choice["type"] == "tool" else None
+        constraint = forced_call(tools, named)
+    elif choice.get("type") not in ("auto", "none"):
+        raise fault("tool_choice.type", "'auto', 'none', 'any' or 'tool'", choice.get("type"))
     serial = choice.get("disable_parallel_tool_use")
     parallel = serial is None or not boolean(serial, "tool_choice.disable_parallel_tool_use")
-    return (tools if tools and choice["type"] == "auto" else None), parallel
+    return (tools if tools and choice["type"] != "none" else None), parallel, constraint
 
 
 def _system(system: Any) -> list[Message]:

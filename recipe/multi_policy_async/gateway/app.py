@@ -25,7 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .agent_routes import AgentEndpoint, agent_routes
 from .control_routes import control_router, health_router, key_checker
 from .errors import BadRequest, GatewayError, NotFound
-from .http_io import ClientLeft, json_response, read_body, send_json
+from .http_io import ClientLeft, json_response, parse_object, read_body, send_json
+from .openapi import document_agent_routes
 from .service import GatewayService
 
 
@@ -51,6 +52,8 @@ class ControlGuard:
         try:
             self._check_key(scope)
             body = await read_body(scope, receive, self._max_body_bytes)
+            if body:
+                parse_object(body)  # stricter than FastAPI's parser: what cannot be written down again is refused here
         except GatewayError as error:
             await send_json(send, error.status, error.openai_body(), error.headers())
             return
@@ -93,6 +96,7 @@ def create_app(service: GatewayService, control_key: str) -> FastAPI:
     app.router.routes.extend(agent_routes(service, check_key))
     app.include_router(control_router(service))
     app.include_router(health_router(service))
+    document_agent_routes(app)
 
     def shaped(error: GatewayError) -> Response:
         service.metrics.error(error.code)

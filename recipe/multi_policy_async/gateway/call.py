@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from ..trajectory import VersionSpan
 from .detokenizer import Detokenizer, StopScanner
 from .errors import GatewayError
-from .output_parsing import OutputParser, Parsed, PlainParser, ToolCall
+from .output_parsing import Parsed, Parser, ToolCall
 from .request import AgentRequest
 from .sampling import SamplingDecision
 from .upstream import TokenChunk
@@ -68,9 +68,10 @@ class Call:
     sampling: SamplingDecision
     stop: tuple[str, ...]
     new_detokenizer: Callable[[], Detokenizer]
-    new_parser: Callable[[], PlainParser | OutputParser]
+    new_parser: Callable[[], Parser]
     emit: Callable[["Call", Parsed], None]
     stream: bool
+    stop_token_ids: tuple[int, ...]
     top_logprobs: int = 0
 
     state: CallState = CallState.RUNNING
@@ -98,7 +99,7 @@ class Call:
     bound: bool = False  # its prompt is too long to begin a row: it must go on in its parent's
     _detokenizer: Detokenizer | None = None
     _scanner: StopScanner | None = None
-    _parser: PlainParser | OutputParser | None = None
+    _parser: Parser | None = None
 
     def accept(self, chunk: TokenChunk) -> bool:
         """Take sampled tokens.

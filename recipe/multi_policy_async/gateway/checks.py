@@ -16,7 +16,35 @@
 import math
 from typing import Any
 
+import orjson
+
 from .errors import BadRequest
+
+# Templates, digests and encoders recurse; orjson would read ten times as deep as it writes.
+MAX_DEPTH = 100
+
+
+def parse_json(data: bytes | str) -> Any:
+    """JSON from outside, nested at most ``MAX_DEPTH`` deep.
+
+    Raises:
+        ValueError: it is not JSON (lone surrogates and NaN are not), or nested deeper.
+    """
+    parsed = orjson.loads(data)
+    brackets = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
+    if sum(map(data.count, brackets)) > MAX_DEPTH and _deeper_than(MAX_DEPTH, parsed):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    return parsed
+
+
+def _deeper_than(limit: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(limit):
+        items = (item for v in level for item in (v.values() if isinstance(v, dict) else v))
+        level = [item for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def fault(param: str, expected: str, value: Any) -> BadRequest:

@@ -14,6 +14,7 @@
 """Token ids -> text piece by piece, never showing half a character, and stop strings over that text."""
 
 import codecs
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -36,16 +37,21 @@ class Detokenizer(Protocol):
         """What is left at the end; an unfinished character is left out, never shown as U+FFFD."""
 
 
-def make_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
-    """The exact byte-wise detokenizer for byte-level models (Qwen, Llama 3, GPT-2, ...), else the general one."""
+def make_detokenizer_factory(tokenizer: Tokenizer, hidden: frozenset[int] | None = None) -> Callable[[], Detokenizer]:
+    """The exact byte-wise detokenizer for byte-level models (Qwen, Llama 3, GPT-2, ...), else the general one.
+
+    Args:
+        hidden: ids that have no text; by default all special tokens.
+    """
     decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
     kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
     added = tokenizer.get_added_tokens_decoder()
+    if hidden is None:
+        hidden = frozenset(token_id for token_id, token in added.items() if token.special)
     if kinds == ["ByteLevel"]:
-        special = {token_id for token_id, token in added.items() if token.special}
-        pieces = _BytePieces(tokenizer, {token_id: token.content for token_id, token in added.items()}, special)
+        pieces = _BytePieces(tokenizer, {token_id: token.content for token_id, token in added.items()}, hidden)
         return lambda: _ByteLevelDetokenizer(pieces)
-    return lambda: _WindowDetokenizer(tokenizer)
+    return lambda: _WindowDetokenizer(tokenizer, hidden)
 
 
 def _unicode_to_byte() -> dict[str, int]:
@@ -58,17 +64,17 @@ def _unicode_to_byte() -> dict[str, int]:
 
 
 class _BytePieces(dict[int, bytes]):
-    """Token id -> its bytes, filled as ids are met; special tokens have no text."""
+    """Token id -> its bytes, filled as ids are met; hidden ones have none."""
 
-    def __init__(self, tokenizer: Tokenizer, added: dict[int, str], special: set[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, added: dict[int, str], hidden: frozenset[int]) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._added = added
-        self._special = special
+        self._hidden = hidden
         self._bytes = _unicode_to_byte()
 
     def __missing__(self, token_id: int) -> bytes:
-        if token_id in self._special:
+        if token_id in self._hidden:
             piece = b""
         elif token_id in self._added:
             piece = self._added[token_id].encode()
@@ -102,13 +108,16 @@ class _WindowDetokenizer:
 
     _LONGEST = 64  # a run of so many tokens without a whole character is no character at all: give up on it
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode = tokenizer.decode
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
+        self._decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
+        self._hidden = hidden
         self._ids: list[int] = []
         self._context = 0  # start of the window
         self._done = 0  # tokens whose text was emitted
 
     def feed(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
         self._ids.append(token_id)
         return self._emit(final=len(self._ids) - self._done > self._LONGEST)
 

@@ -53,6 +53,8 @@ class ModelGate:
         if former == ModelState.OPEN:
             self._closed_at = now()
             self._metrics.in_flight_at_pause(self.model_id, self.running)
+            if self.running == 0:
+                self._metrics.drained(self.model_id, 0.0)
         if state == ModelState.OPEN and self._closed_at is not None:
             self._metrics.paused_seconds(self.model_id, now() - self._closed_at)
             self._closed_at = None

@@ -123,7 +123,7 @@ class ServedModel:
                 continue
             finally:
                 self.slots.release()
-            if finish == "abort" and call.ids and call.ids[-1] in self.tokenizer.end_of_turn_ids:
+            if finish == "abort" and call.ids and call.ids[-1] in call.stop_token_ids:
                 finish = "stop"  # the abort came behind the last token
             if finish != "abort":
                 call.finish(finish)
@@ -141,7 +141,7 @@ class ServedModel:
             input_ids=call.prompt_ids + call.ids if call.ids else call.prompt_ids,
             sampling_params=call.sampling.params,
             max_new_tokens=call.max_new_tokens - len(call.ids),
-            stop_token_ids=self.tokenizer.end_of_turn_ids,
+            stop_token_ids=call.stop_token_ids,
             # Stop strings are looked for here, so tokens must come as they are sampled.
             stream=call.stream or bool(call.stop),
             top_logprobs=call.top_logprobs,

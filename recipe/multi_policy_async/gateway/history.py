@@ -35,7 +35,7 @@ import orjson
 from .call import Call, CallState
 from .openai_lowering import parse_arguments
 from .request import Message
-from .tokenizer import PolicyTokenizer
+from .tokenizer import PolicyTokenizer, SampledText
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class Prompt:
         digest: of the canonical messages.
         parent: the call whose prompt and answer ``ids`` begin with.
         supersedes: an answer that the client rewrote.
+        continues: an answer that a completion's text goes on from, so the client has it.
     """
 
     ids: list[int]
@@ -56,6 +57,7 @@ class Prompt:
     digest: bytes
     parent: Call | None = None
     supersedes: Call | None = None
+    continues: Call | None = None
 
 
 class ConversationIndex:
@@ -64,9 +66,13 @@ class ConversationIndex:
     def __init__(self) -> None:
         self._by_conversation: dict[bytes, list[Call]] = {}
         self._by_prompt: dict[bytes, list[Call]] = {}
+        self._completions: dict[str, list[Call]] = {}
 
     def add(self, call: Call) -> None:
         """A call is DONE: later requests may extend it."""
+        if not call.prompt.messages:
+            self._completions.setdefault(call.agent_id, []).append(call)
+            return
         self._by_conversation.setdefault(_next(call.prompt.digest, answer_of(call)), []).append(call)
         self._by_prompt.setdefault(call.prompt.digest, []).append(call)
 
@@ -79,6 +85,28 @@ class ConversationIndex:
             if candidates:
                 return _best(candidates, messages[length - 1]), length
         return None
+
+    def find_completion(self, agent_id: str, ids: list[int]) -> Call | None:
+        """The completion whose prompt and answer make up the longest beginning of a prompt of token ids."""
+        found: Call | None = None
+        for call in self._completions.get(agent_id, ()):
+            length = len(call.prompt_ids) + len(call.ids)
+            if call.state not in _ALIVE or length > len(ids) or not call.ids:
+                continue
+            if found is not None and length <= len(found.prompt_ids) + len(found.ids):
+                continue
+            if ids[: len(call.prompt_ids)] == call.prompt_ids and ids[len(call.prompt_ids) : length] == call.ids:
+                found = call
+        return found
+
+    def find_completed_text(self, agent_id: str, text: str) -> Call | None:
+        """The completion whose text and answer make up the longest beginning of a prompt of text."""
+        candidates = [
+            call
+            for call in self._completions.get(agent_id, ())
+            if call.state in _ALIVE and call.content and text.startswith(call.prompt.text + call.content)
+        ]
+        return max(candidates, key=lambda call: len(call.prompt.text) + len(call.content), default=None)
 
     def rewritten(self, digests: list[bytes], messages: list[Message]) -> Call | None:
         """The one answer that the last assistant message of the history stands in for without being it.
@@ -140,7 +168,7 @@ def extend(tokenizer: PolicyTokenizer, call: Call, text: str) -> list[int] | Non
 def raw_answer(tokenizer: PolicyTokenizer, call: Call) -> Message:
     """The answer as it was sampled, for the template: all text, without its end of turn."""
     ids = call.ids[:-1] if call.ids and call.ids[-1] in tokenizer.end_of_turn_ids else call.ids
-    return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=False)}
+    return {"role": "assistant", "content": SampledText(tokenizer.decode(ids, skip_special_tokens=False))}
 
 
 def _canonical(message: Message) -> list[Any]:

@@ -21,6 +21,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .checks import parse_json
 from .errors import BadRequest, BodyTooLarge
 
 Headers = list[tuple[bytes, bytes]]
@@ -56,11 +57,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        BadRequest: it is not JSON (lone surrogates and NaN are not), or not an object.
+        BadRequest: it is not JSON, or not an object.
     """
     try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        parsed = parse_json(body)
+    except ValueError as error:
         raise BadRequest(f"the request body is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise BadRequest("the request body must be a JSON object")

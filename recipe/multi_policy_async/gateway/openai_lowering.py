@@ -15,11 +15,10 @@
 
 from typing import Any
 
-import orjson
-
-from .checks import array, boolean, fault, integer, mapping, number, string
+from .checks import array, boolean, fault, integer, mapping, number, parse_json, string
+from .constraints import json_format, one_constraint, openai_tool_choice
 from .errors import BadRequest, UnsupportedValue
-from .request import AgentRequest, Message
+from .request import AgentRequest, Constraint, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _MAX_STOPS = 16
@@ -37,7 +36,7 @@ def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
         BadRequest: naming the field at fault.
     """
     _refuse_unsupported(body)
-    tools, parallel = _tools(body)
+    tools, parallel, forced = _tools(body)
     stream = _optional(body, "stream", boolean, default=False)
     options = _optional(body, "stream_options", mapping, default={})
     logprobs = _optional(body, "logprobs", boolean, default=False)
@@ -49,14 +48,15 @@ def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
         tools=tools,
         parallel_tool_calls=parallel,
         asked=lower_sampling(body),
-        max_tokens=_max_tokens(body),
-        stop=_stops(body.get("stop")),
+        max_tokens=lower_max_tokens(body),
+        stop=lower_stops(body.get("stop")),
         n=_optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), default=1),
         stream=stream,
         include_usage=_optional(options, "include_usage", boolean, default=False),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         model=_optional(body, "model", string, default=None),
+        constraint=one_constraint(forced, _format(body)),
         template_kwargs=_template_kwargs(_optional(body, "chat_template_kwargs", mapping, default={})),
     )
 
@@ -73,13 +73,13 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     modalities = body.get("modalities")
     if body.get("audio") is not None or (modalities is not None and modalities != ["text"]):
         raise UnsupportedValue("only text can be generated", param="modalities")
-    response_format = _optional(body, "response_format", mapping, default={"type": "text"})
-    if response_format.get("type") != "text":
-        # Sampling from a masked distribution would make the log-probs wrong for training.
-        raise UnsupportedValue(
-            f"response_format {response_format.get('type')!r} is not supported: only text is sampled unconstrained",
-            param="response_format",
-        )
+
+
+def _format(body: dict[str, Any]) -> Constraint | None:
+    form = _optional(body, "response_format", mapping, default={"type": "text"})
+    return json_format(
+        form, "response_format", lambda f: mapping(f.get("json_schema"), "response_format.json_schema").get("schema")
+    )
 
 
 def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -118,14 +118,14 @@ def lower_sampling(body: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
+def lower_max_tokens(body: dict[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         if body.get(name) is not None:
             return integer(body[name], name, 1)
     return None
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def lower_stops(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else array(value, "stop")
@@ -137,7 +137,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Constraint | None]:
     parallel = _optional(body, "parallel_tool_calls", boolean, default=True)
     tools = _optional(body, "tools", array, default=[])
     for index, tool in enumerate(tools):
@@ -147,18 +147,8 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
         function = mapping(tool.get("function"), f"{where}.function")
         if not string(function.get("name"), f"{where}.function.name"):
             raise fault(f"{where}.function.name", "a non-empty string", "")
-    choice = body.get("tool_choice")
-    if choice is None:
-        choice = "auto"
-    if choice not in ("auto", "none"):
-        if choice != "required" and not isinstance(choice, dict):
-            raise fault("tool_choice", "'auto', 'none', 'required' or an object", choice)
-        # As with json mode: the engine would have to mask the distribution.
-        raise UnsupportedValue(
-            "a forced tool_choice is not supported: only 'auto' and 'none' are sampled unconstrained",
-            param="tool_choice",
-        )
-    return (tools if tools and choice == "auto" else None), parallel
+    constraint = openai_tool_choice(body.get("tool_choice"), tools)
+    return (tools if tools and body.get("tool_choice") != "none" else None), parallel, constraint
 
 
 def _messages(body: dict[str, Any]) -> list[Message]:
@@ -228,7 +218,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 def parse_arguments(arguments: str) -> Any:
     """Tool-call arguments as chat templates want them: an object, or the text as it is when it is none."""
     try:
-        parsed = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        parsed = parse_json(arguments)
+    except ValueError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

@@ -18,7 +18,8 @@ A family is chosen per model (``ModelBinding.tool_parser``, from verl's ``rollou
 * ``hermes`` (Qwen 2.5 and 3, Hermes, SmolLM2, ...) is a response schema read by transformers' response parser, which
   needs no torch.
 * ``model`` is the response schema that the model ships in its tokenizer_config.json.
-* Any other name is one of verl's tool parsers; the first request with tools then imports verl and with it torch.
+* Any other name is one of verl's tool parsers; the first request with tools then imports verl and with it torch. Not
+  ``gpt-oss``, whose channels are no tool syntax: without a parser of the channels its answers cannot be shown.
 
 A tool call that does not parse stays what it is, text: the client sees what the model said.
 """
@@ -27,13 +28,14 @@ import asyncio
 import json
 import logging
 import secrets
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from transformers.utils.chat_parsing_utils import recursive_parse
 
-from .detokenizer import StopScanner
+from .detokenizer import Detokenizer, StopScanner
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +67,13 @@ class ToolFamily(Protocol):
 
     Attributes:
         opening: text that begins a tool call; what comes from there on is shown once parsed.
+        special_markers: the opening may be a special token.
+        stop_token_ids: end a turn with tool calls, besides the model's own.
     """
 
     opening: str
+    special_markers: bool
+    stop_token_ids: tuple[int, ...]
 
     def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
         """The calls in ``text``, which begins with ``opening``; none when it holds none that parse.
@@ -80,30 +86,39 @@ class ToolFamily(Protocol):
 class SchemaFamily:
     """A response schema, as models may ship one (transformers' ``response_schema``)."""
 
+    special_markers = False
+    stop_token_ids = ()
+
     def __init__(self, tool_calls_schema: dict[str, Any], opening: str) -> None:
         self._schema = tool_calls_schema
         self.opening = opening
 
     def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
         try:
-            parsed = recursive_parse(text, self._schema) or []
-        except (ValueError, TypeError) as error:
+            return [_tool_call(entry) for entry in recursive_parse(text, self._schema) or []]
+        except _UNREADABLE as error:
             logger.info("a tool call does not parse and stays text: %s", error)
             return []
-        calls = []
-        for entry in parsed:
-            function = entry.get("function", entry)
-            arguments = function.get("arguments", {})
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            calls.append(ToolCall(function["name"], arguments))
-        return calls
+
+
+# What a model wrote is of any shape. ValueError: also no JSON, and surrogates that cannot be encoded.
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+def _tool_call(entry: dict[str, Any]) -> ToolCall:
+    function = entry.get("function", entry)
+    name, arguments = function["name"], function.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    (name + arguments).encode()
+    return ToolCall(name, arguments)
 
 
 class VerlFamily:
     """One of verl's tool parsers (verl/experimental/agent_loop/tool_parser.py)."""
 
     opening = "<"  # their openings differ; holding from any markup on is right for all of them
+    special_markers = True
 
     def __init__(self, name: str, model_path: str) -> None:
         from transformers import AutoTokenizer
@@ -111,22 +126,40 @@ class VerlFamily:
         from verl.tools.schemas import OpenAIFunctionToolSchema
 
         self._parser = ToolParser.get_tool_parser(name, AutoTokenizer.from_pretrained(model_path))
+        self.stop_token_ids = tuple(self._parser.stop_token_ids)
         self._schema = OpenAIFunctionToolSchema
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool-parser")
 
     def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
-        schemas = [self._schema.model_validate(tool) for tool in tools]
-        # verl's parsers are coroutines that only offload pure functions: they run to their end in a thread.
-        _, calls = self._thread.submit(asyncio.run, self._parser.extract_tool_calls(ids, schemas)).result()
-        return [ToolCall(call.name, call.arguments) for call in calls]
+        parsing = self._parser.extract_tool_calls(ids, self._schemas(tools))
+        try:
+            # verl's parsers are coroutines that only offload pure functions: they run to their end in a thread.
+            _, calls = self._thread.submit(asyncio.run, parsing).result()
+            return [_tool_call({"name": call.name, "arguments": call.arguments}) for call in calls]
+        except _UNREADABLE as error:
+            logger.info("a tool call does not parse and stays text: %s", error)
+            return []
+
+    def _schemas(self, tools: list[dict[str, Any]]) -> list[Any]:
+        """The tools in verl's form; parameters of those that have none there come as text."""
+        schemas = []
+        for tool in tools:
+            function = {"description": "", **tool["function"]}
+            try:
+                schemas.append(self._schema.model_validate({**tool, "function": function}))
+            except ValueError as error:
+                logger.info("the parameters of tool %s are text: %s", function["name"], error)
+        return schemas
 
 
 def make_tool_family(name: str, model_path: str, response_schema: dict[str, Any] | None) -> ToolFamily:
     """The family of that name; may take seconds.
 
     Raises:
-        ValueError: unknown to verl, or ``model`` without a schema in the model's folder.
+        ValueError: unknown to verl, not served, or ``model`` without a schema in the model's folder.
     """
+    if name == "gpt-oss":
+        raise ValueError("tool_parser 'gpt-oss' is not served: its answers come in channels, which nothing here reads")
     if name == "hermes":
         return SchemaFamily(_HERMES_CALLS, "<tool_call>")
     if name == "model":
@@ -155,6 +188,23 @@ class PlainParser:
 
     def finish(self, ids: list[int]) -> Parsed:
         return Parsed()
+
+
+class CallParser:
+    """The answer is one call as JSON, by the engine's grammar; one that was cut is content."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def feed(self, text: str) -> Parsed:
+        self._text += text
+        return Parsed()
+
+    def finish(self, ids: list[int]) -> Parsed:
+        try:
+            return Parsed(tool_calls=[_tool_call(json.loads(self._text))])
+        except _UNREADABLE:
+            return Parsed(content=self._text)
 
 
 class OutputParser:
@@ -233,3 +283,14 @@ class OutputParser:
             elif not self._parallel and len(parsed.tool_calls) > 1:
                 parsed.tool_calls, parsed.cut = parsed.tool_calls[:1], True
         return parsed
+
+
+Parser = PlainParser | CallParser | OutputParser
+
+
+class Reading(NamedTuple):
+    """How the sampled ids of one call are read."""
+
+    new_detokenizer: Callable[[], Detokenizer]
+    new_parser: Callable[[], Parser]
+    stop_token_ids: tuple[int, ...]

@@ -16,10 +16,12 @@
 import asyncio
 
 from .call import Call
+from .errors import BadRequest
 from .generation import ServedModel
 from .history import Prompt, conversation_digests, extend, raw_answer
 from .request import AgentRequest
 from .session import WorkflowSession
+from .tokenizer import PolicyTokenizer
 
 _LONG_TEXT = 32_768  # characters; encoding more would hold up the loop for milliseconds
 
@@ -43,11 +45,44 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
         if ids is not None:
             return Prompt(ids, text, messages, digests[-1], parent, rewritten)
     text = tokenizer.render(request.messages, request.tools, **kwargs)
-    if len(text) > _LONG_TEXT:
-        ids = await asyncio.to_thread(tokenizer.encode, text)
-    else:
-        ids = tokenizer.encode(text)
+    ids = await _encode(tokenizer, text)
     return Prompt(ids, text, request.messages, digests[-1], None, rewritten)
+
+
+async def build_completion_prompts(
+    session: WorkflowSession, model: ServedModel, agent_id: str, request: AgentRequest
+) -> list[Prompt]:
+    """The prompts of a completion: texts are encoded as they stand, special tokens included; ids are taken as they are.
+
+    Raises:
+        BadRequest: a prompt is empty, or holds an id that is none of this model's.
+    """
+    return [await _completion_prompt(session, model.tokenizer, agent_id, prompt) for prompt in request.prompts or ()]
+
+
+async def _completion_prompt(
+    session: WorkflowSession, tokenizer: PolicyTokenizer, agent_id: str, prompt: str | list[int]
+) -> Prompt:
+    parent = continues = None
+    if isinstance(prompt, str):
+        ids = await _encode(tokenizer, prompt)
+        text = prompt
+        continues = session.conversations.find_completed_text(agent_id, text)
+    else:
+        ids = prompt
+        if any(token_id >= tokenizer.vocab_size for token_id in ids):
+            raise BadRequest(f"prompt: the token ids of this model are below {tokenizer.vocab_size}", param="prompt")
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        parent = session.conversations.find_completion(agent_id, ids)
+    if not ids:
+        raise BadRequest("prompt is empty", param="prompt")
+    return Prompt(ids, text, [], b"", parent, None, continues)
+
+
+async def _encode(tokenizer: PolicyTokenizer, text: str) -> list[int]:
+    if len(text) > _LONG_TEXT:
+        return await asyncio.to_thread(tokenizer.encode, text)
+    return tokenizer.encode(text)
 
 
 def row_prompt_tokens(parent: Call, max_response_length: int) -> int:

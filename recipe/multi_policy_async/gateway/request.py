@@ -21,12 +21,28 @@ Message = dict[
 ]  # role, content (str), tool_calls [{id, type, function: {name, arguments}}], tool_call_id, name
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer must match.
+
+    Attributes:
+        schema: JSON schema, as text.
+        param: the request field that asks for it.
+        is_call: the answer is a call: an object with ``name`` and ``arguments``.
+    """
+
+    schema: str
+    param: str
+    is_call: bool = False
+
+
 @dataclass(slots=True)
 class AgentRequest:
     """Lowered from OpenAI's or Anthropic's body by that protocol's adapter; everything here is checked.
 
     Attributes:
         messages: as chat templates expect them; content is text, tool-call arguments are objects where they parse.
+        prompts: of a completion, instead of messages: each a text or token ids, each sampled ``n`` times.
         tools: OpenAI function schemas, None when no tool may be called.
         asked: the client's sampling values by our names, only those it sent.
         max_tokens: the client's budget, None when it left it open.
@@ -45,3 +61,5 @@ class AgentRequest:
     top_logprobs: int = 0
     model: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    prompts: list[str | list[int]] | None = None
+    constraint: Constraint | None = None

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from .checks import array, boolean, fault, integer, mapping, string
+from .constraints import json_format, one_constraint, openai_tool_choice
 from .errors import BadRequest, UnsupportedValue
 from .openai_lowering import lower_sampling, parse_arguments
-from .request import AgentRequest, Message
+from .request import AgentRequest, Constraint, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -34,7 +35,7 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     Raises:
         BadRequest: naming the field at fault.
     """
-    tools, parallel = _tools(body)
+    tools, parallel, forced = _tools(body)
     _refuse_unsupported(body)
     messages: list[Message] = []
     if body.get("instructions") is not None:
@@ -54,18 +55,12 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
         asked=lower_sampling(body),
         max_tokens=None if limit is None else integer(limit, "max_output_tokens", 1),
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
+        constraint=one_constraint(forced, _format(body)),
         model=None if body.get("model") is None else string(body["model"], "model"),
     )
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    text = {} if body.get("text") is None else mapping(body["text"], "text")
-    form = {"type": "text"} if text.get("format") is None else mapping(text["format"], "text.format")
-    if form.get("type") != "text":
-        raise UnsupportedValue(
-            f"text.format {form.get('type')!r} is not supported: only text is sampled unconstrained",
-            param="text.format",
-        )
     if body.get("background"):
         raise UnsupportedValue("background responses are not supported", param="background")
     for name in ("conversation", "prompt"):
@@ -73,7 +68,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             raise UnsupportedValue(f"{name} is not supported: nothing is stored here", param=name)
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Constraint | None]:
     tools = []
     for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
         where = f"tools[{index}]"
@@ -84,12 +79,17 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool]:
             if tool.get(name) is not None:
                 function[name] = tool[name]
         tools.append({"type": "function", "function": function})
-    choice = body.get("tool_choice") or "auto"
-    if choice not in ("auto", "none"):
-        raise UnsupportedValue("a forced tool_choice is not supported: only auto and none", param="tool_choice")
+    choice = body.get("tool_choice")
+    constraint = openai_tool_choice(choice, tools)
     parallel = body.get("parallel_tool_calls")
     parallel = True if parallel is None else boolean(parallel, "parallel_tool_calls")
-    return (tools if tools and choice == "auto" else None), parallel
+    return (tools if tools and choice != "none" else None), parallel, constraint
+
+
+def _format(body: dict[str, Any]) -> Constraint | None:
+    text = {} if body.get("text") is None else mapping(body["text"], "text")
+    form = {"type": "text"} if text.get("format") is None else mapping(text["format"], "text.format")
+    return json_format(form, "text.format", lambda f: f.get("schema"))
 
 
 def _input(given: Any) -> list[Message]:

@@ -100,6 +100,8 @@ def _goes_on(row: _Row, call: Call, parent: Call, binding: ModelBinding | None) 
     """Whether a call goes on in its parent's row: the first kept one, unless another has nowhere else to go."""
     if row.calls[-1] is not parent or row.incarnation != call.versions[0].incarnation:
         return False
+    if call.sampling.constrained or parent.sampling.constrained:
+        return False  # alone in its row: what was sampled freely is trained
     other = parent.extended_by
     if other is not None and other is not call and other.bound and other.state == CallState.KEPT:
         return False
@@ -123,7 +125,11 @@ def _trajectory(workflow_id: str, trajectory_id: str, row: _Row) -> Trajectory:
         versions=np.asarray(row.versions, dtype=np.int32),
         incarnation=row.incarnation,
         finish_reason=last.finish_reason,
-        metadata={"truncated": last.finish_reason == "length", "calls": [call_metadata(call) for call in row.calls]},
+        metadata={
+            "truncated": last.finish_reason == "length",
+            "constrained": first.sampling.constrained,
+            "calls": [call_metadata(call) for call in row.calls],
+        },
     )
 
 

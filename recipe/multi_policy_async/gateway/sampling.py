@@ -46,11 +46,18 @@ class SamplingDecision:
         params: SGLang sampling parameters, only those that are not neutral, always with ``temperature``.
         overridden: name -> the client's value that was not used.
         stateful: the engine holds state over the turn (penalties, seed): such a turn cannot be resumed elsewhere.
+        constrained: sampled under a grammar: not a sample of the policy.
     """
 
     params: dict[str, Any]
     overridden: dict[str, Any] = field(default_factory=dict)
     stateful: bool = False
+    constrained: bool = False
+
+    def constrain(self, json_schema: str) -> None:
+        """Sample under a schema, whose state the engine holds."""
+        self.params["json_schema"] = json_schema
+        self.stateful = self.constrained = True
 
 
 def decide_sampling(

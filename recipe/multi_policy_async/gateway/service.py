@@ -23,13 +23,13 @@ from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, Mod
 from ..trajectory import Version
 from .call import Call, Exchange
 from .closing import Sink, WorkflowCloser
-from .errors import ContextLengthExceeded, NotFound
+from .errors import ContextLengthExceeded, NotFound, UnsupportedValue
 from .gate import ModelGate
 from .generation import ServedModel
 from .history import Prompt
 from .metrics import GatewayMetrics
-from .output_parsing import THINK, OutputParser, PlainParser
-from .prompting import build_prompt, row_prompt_tokens
+from .output_parsing import THINK, CallParser, OutputParser, PlainParser, Reading
+from .prompting import build_completion_prompts, build_prompt, row_prompt_tokens
 from .request import AgentRequest
 from .sampling import SamplingDecision, decide_sampling
 from .session import WorkflowSession
@@ -161,25 +161,34 @@ class GatewayService:
         """
         model_id = self.route(agent_id)
         self._check_model_name(request, model_id)
+        self._check_constraint(request)
         await session.wait_resumed()
         model = await self.served(model_id, session.workflow_id)
-        prompt = await build_prompt(session, model, agent_id, request)
-        budget, bound = self._budget(model.binding, prompt, request)
-        new_parser = await self._parser_factory(model, request, prompt.text)
+        if request.prompts is None:
+            prompts = [await build_prompt(session, model, agent_id, request)]
+        else:
+            prompts = await build_completion_prompts(session, model, agent_id, request)
+        budgets = [self._budget(model.binding, prompt, request) for prompt in prompts]
+        reading = await self._reading(model, request, prompts[0].text)
         sampling = decide_sampling(
             model.binding,
             request.asked,
             evaluation=session.purpose == "eval",
             refuse=self.spec.sampling == "refuse",
         )
+        if request.constraint is not None:
+            sampling.constrain(request.constraint.schema)
         for name in sampling.overridden:
             self.metrics.sampling_overridden(model_id, name)
         exchange = session.new_exchange(agent_id, model_id, request, digest)
-        exchange.calls = [
-            self._call(exchange, model, choice, prompt, budget, sampling, new_parser) for choice in range(request.n)
-        ]
-        exchange.calls[0].bound = bound
-        session.goes_on(exchange.calls[0], prompt)
+        for prompt, (budget, bound) in zip(prompts, budgets, strict=True):
+            first = len(exchange.calls)
+            exchange.calls += [
+                self._call(exchange, model, choice, prompt, budget, sampling, reading)
+                for choice in range(first, first + request.n)
+            ]
+            exchange.calls[first].bound = bound
+            session.goes_on(exchange.calls[first], prompt)
         session.start(exchange, model.run)
         return exchange
 
@@ -200,7 +209,7 @@ class GatewayService:
         prompt: Prompt,
         budget: int,
         sampling: SamplingDecision,
-        new_parser: Callable[[], PlainParser | OutputParser],
+        reading: Reading,
     ) -> Call:
         request = exchange.request
         return Call(
@@ -214,12 +223,23 @@ class GatewayService:
             max_new_tokens=budget,
             sampling=sampling,
             stop=request.stop,
-            new_detokenizer=model.tokenizer.new_detokenizer,
-            new_parser=new_parser,
+            new_detokenizer=reading.new_detokenizer,
+            new_parser=reading.new_parser,
             emit=exchange.emit,
             stream=request.stream,
+            stop_token_ids=reading.stop_token_ids,
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
+
+    def _check_constraint(self, request: AgentRequest) -> None:
+        constraint = request.constraint
+        if constraint is not None and self.spec.constrained == "refuse":
+            # Sampling from a masked distribution would make the log-probs wrong for training.
+            raise UnsupportedValue(
+                f"{constraint.param} asks for an answer sampled under a grammar, which is no sample of the policy "
+                "(gateway.constrained: refuse)",
+                param=constraint.param,
+            )
 
     def _check_model_name(self, request: AgentRequest, model_id: str) -> None:
         if self.spec.model_names == "strict" and request.model != model_id:
@@ -239,20 +259,27 @@ class GatewayService:
                 return min(request.max_tokens or left, left), True
         return response_budget(binding, length, request.max_tokens), False
 
-    async def _parser_factory(
-        self, model: ServedModel, request: AgentRequest, text: str
-    ) -> Callable[[], PlainParser | OutputParser]:
+    async def _reading(self, model: ServedModel, request: AgentRequest, text: str) -> Reading:
+        tokenizer, ends = model.tokenizer, model.tokenizer.end_of_turn_ids
         think = THINK if model.binding.split_reasoning else None
-        if request.tools is None and think is None:
-            return PlainParser
+        if request.constraint is not None:
+            return Reading(tokenizer.new_detokenizer, CallParser if request.constraint.is_call else PlainParser, ends)
+        if request.prompts is not None or (request.tools is None and think is None):
+            return Reading(tokenizer.new_detokenizer, PlainParser, ends)
         family = await model.tool_family() if request.tools is not None else None
-        return functools.partial(
+        marked = (family is not None and family.special_markers) or (think and tokenizer.begins_special(THINK[0]))
+        new_parser = functools.partial(
             OutputParser,
             family,
             request.tools or [],
             think,
             thinking=text.rstrip().endswith(THINK[0]),
             parallel=request.parallel_tool_calls,
+        )
+        return Reading(
+            tokenizer.new_marking_detokenizer if marked else tokenizer.new_detokenizer,
+            new_parser,
+            ends if family is None else (*ends, *family.stop_token_ids),
         )
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -246,8 +246,9 @@ class WorkflowSession:
             exchange.delivered = True
             for call in exchange.calls:
                 call.received = True
-            if len(exchange.calls) == 1:
-                self.keep(exchange.calls[0])
+            if exchange.request.n == 1:
+                for call in exchange.calls:
+                    self.keep(call)
         elif exchange.readers == 0 and not exchange.delivered and exchange.error is None:
             exchange.client_left = True
             loop = asyncio.get_running_loop()
@@ -262,6 +263,8 @@ class WorkflowSession:
         """What a new call's history says about earlier answers: which one the client has, and which one it rewrote."""
         if prompt.supersedes is not None and prompt.supersedes.state in (CallState.DONE, CallState.KEPT):
             self._abandon_call(prompt.supersedes, "superseded")
+        if prompt.continues is not None:
+            self.keep(prompt.continues)
         if prompt.parent is not None:
             self.keep(prompt.parent)
             if prompt.parent.extended_by is None or call.bound:

@@ -56,6 +56,7 @@ class GatewaySpec(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)]
     control_key: str | None
     sampling: Literal["enforce", "refuse"]
+    constrained: Literal["refuse", "exclude"]
     model_names: Literal["any", "strict"]
     rows: Literal["per_call", "merged"]
 

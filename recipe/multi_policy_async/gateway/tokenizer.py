@@ -41,6 +41,10 @@ _REMEMBERED_PIECES = 2048
 _LONGEST_REMEMBERED = 16_384  # characters
 
 
+class SampledText(str):
+    """What the model itself said: special tokens in it are special tokens."""
+
+
 class PolicyTokenizer:
     """The tokenizer and chat template of one model.
 
@@ -65,6 +69,7 @@ class PolicyTokenizer:
         self.response_schema = response_schema
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._new_detokenizer = make_detokenizer_factory(tokenizer)
+        self._new_marking_detokenizer = make_detokenizer_factory(tokenizer, frozenset(end_of_turn_ids))
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         specials = [token.content for token in added.values() if token.special]
@@ -170,7 +175,12 @@ class PolicyTokenizer:
         return self._special_text is not None and self._special_text.match(text) is not None
 
     def new_detokenizer(self) -> Detokenizer:
+        """Special tokens have no text."""
         return self._new_detokenizer()
+
+    def new_marking_detokenizer(self) -> Detokenizer:
+        """Special tokens but ends of turn have their text, for parsers whose markers are special tokens."""
+        return self._new_marking_detokenizer()
 
 
 def pieces_stand_alone(tokenizer: Tokenizer) -> bool:
@@ -200,6 +210,8 @@ def _part(component: Any) -> dict[str, Any]:
 
 def _guard(value: Any, special_text: re.Pattern[str]) -> Any:
     """Copy of ``value`` with a guard inside every special-token text; ``value`` itself where there is none."""
+    if isinstance(value, SampledText):
+        return value
     if isinstance(value, str):
         if not special_text.search(value):
             return value

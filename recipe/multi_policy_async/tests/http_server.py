@@ -34,10 +34,9 @@ MAX_LEN = 256
 class HttpServer:
     """The service and its HTTP surface in one thread's event loop, as in the rollout worker."""
 
-    def __init__(self, model: Qwen3ForCausalLM):
-        self.model = model
-        self.engine = HFEngine(model, max_model_len=MAX_LEN, max_batch_size=8, eos_token_ids=[EOS])
-        self.service = RolloutService(self.engine, model_path="some/model", incarnation=2)
+    def __init__(self, model: Qwen3ForCausalLM | None = None, *, engine: HFEngine | None = None, incarnation: int = 2):
+        self.engine = engine or HFEngine(model, max_model_len=MAX_LEN, max_batch_size=8, eos_token_ids=[EOS])
+        self.service = RolloutService(self.engine, model_path="some/model", incarnation=incarnation)
         self._server = uvicorn.Server(
             uvicorn.Config(build_app(self.service), host="127.0.0.1", port=0, log_level="error", lifespan="off")
         )

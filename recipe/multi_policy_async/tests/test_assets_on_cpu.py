@@ -26,8 +26,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from recipe.multi_policy_async.assets import prepare_models
-from recipe.multi_policy_async.assets.prepare_models import STAMP, TINY, Phase, TinyRecipe, prepare_tiny, stamped
+from recipe.multi_policy_async.assets.prepare_models import (
+    STAMP,
+    TINY,
+    TINY_TOOLS,
+    Phase,
+    TinyRecipe,
+    prepare_tiny,
+    stamped,
+)
 from recipe.multi_policy_async.assets.prepare_tasks import build_tasks, main, write_tasks
+from recipe.multi_policy_async.assets.tiny_tool_user import SYSTEMS, tool_user_transcript
 from recipe.multi_policy_async.assets.tiny_transcripts import ROLES, ChainSum, transcripts
 
 MICRO = replace(
@@ -168,6 +177,25 @@ def test_transcripts_err_at_the_rate_asked_for_and_the_right_reply_stays_the_lik
     counts = {reply: replies.count(reply) for reply in set(replies)}
     assert abs(counts.pop(correct) / len(replies) - 0.6) < 0.03
     assert max(counts.values()) / len(replies) < 0.25
+
+
+def test_the_tool_user_calls_its_tool_in_hermes_form_and_then_says_what_it_answered() -> None:
+    from recipe.multi_policy_async.gateway.output_parsing import make_tool_family
+
+    family, chain = make_tool_family("hermes", "", None), ChainSum((3, 5), ("-",))
+    turns = [tool_user_transcript("?", chain, random.Random(seed), 0.0) for seed in range(20)]
+    calls = [turn for turn in turns if "<tool_call>" in turn.reply]
+    assert {turn.prompt for turn in calls} == {"3 minus 5"}
+    [call] = family.parse(calls[0].reply, [], [])
+    assert (call.name, json.loads(call.arguments)) == ("calculate", {"expression": "3 - 5"})
+    answers = [turn for turn in turns if turn not in calls]
+    assert {turn.reply for turn in answers} == {"-2"} and all(turn.prompt.endswith("tool\n-2") for turn in answers)
+    assert {turn.system for turn in turns} == set(SYSTEMS)
+
+
+def test_the_tool_models_have_a_recipe_of_their_own() -> None:
+    assert set(TINY_TOOLS.warm_starts) == set(TINY_TOOLS.roles) == {"planner", "solver"}
+    assert TINY_TOOLS.digest() != TINY.digest()
 
 
 @given(st.lists(st.tuples(st.sampled_from("+-"), st.integers(-99, 99)), min_size=1, max_size=4), st.integers(-99, 99))

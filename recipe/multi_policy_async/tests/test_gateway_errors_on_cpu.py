@@ -24,8 +24,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ..gateway.agent_routes import agent_routes
 from ..gateway.errors import BadRequest
 from ..gateway.openai_lowering import lower_chat
+from ..gateway.openapi import agent_paths
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import Texts, gateway_world
 from .fakes.tiny_model_folder import make_model_folder
@@ -256,3 +258,51 @@ def test_no_body_makes_lowering_fail_in_another_way_than_a_bad_request(body, mes
     except BadRequest:
         return
     assert request.messages and all(isinstance(message["content"], str) for message in request.messages)
+
+
+NESTED = '{"a":' * 150 + "1" + "}" * 150
+
+
+@pytest.mark.parametrize(
+    ("protocol", "body"),
+    [
+        ("chat/completions", f'{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {NESTED}}}'),
+        ("messages", f'{{"max_tokens": 1, "messages": [{{"role": "user", "content": [{NESTED}]}}]}}'),
+        ("completions", f'{{"prompt": "x", "logit_bias": {NESTED}}}'),
+    ],
+)
+def test_a_body_nested_deeper_than_anything_reads_is_a_400(folder, texts, protocol, body):
+    async def run():
+        async with two_models(folder, texts) as world:
+            url = (await world.open(W))["planner"].openai_base_url
+            async with httpx.AsyncClient(verify=False) as http:
+                return await http.post(f"{url}/{protocol}", content=body)
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 400 and "nested deeper" in answer.text
+
+
+@pytest.mark.parametrize("rewards", [rb'{"x": 1, "\ud800": 2}', b'{"planner": NaN}'])
+def test_a_control_body_that_could_not_be_written_down_again_is_a_400(folder, texts, rewards):
+    async def run():
+        async with two_models(folder, texts) as world:
+            await world.open(W)
+            key = {"authorization": f"Bearer {world.router.control_key}", "content-type": "application/json"}
+            url = f"{world.base_url}/control/v1/workflows/{W}/finalize"
+            async with httpx.AsyncClient(verify=False, headers=key) as http:
+                return await http.post(url, content=b'{"rewards": %s}' % rewards), await world.control.finalize(W)
+
+    answer, final = asyncio.run(run())
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_request"
+    assert final["status"] == "no_calls"
+
+
+def test_the_openapi_document_names_every_agent_route(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            routes = agent_routes(world.gateway, check_key=lambda scope: None)
+            return {route.path for route in routes}, world.router.app.openapi()["paths"]
+
+    served, documented = asyncio.run(run())
+    assert served == set(agent_paths()) and served < set(documented)
+    assert "/control/v1/workflows/{workflow_id}/finalize" in documented

@@ -20,6 +20,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from ..gateway.gate import ModelGate
+from ..gateway.metrics import GatewayMetrics
 from ..gateway_binding_registry import ModelState
 from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine
@@ -367,3 +369,24 @@ def test_draining_waits_for_calls_that_could_not_be_resumed_and_lets_no_new_one_
     assert asyncio.run(run(5.0)) == (0, 1, [ALPHABET, ALPHABET])
     left, requests, (cut, held) = asyncio.run(run(0.02))
     assert (left, requests, held) == (1, 1, ALPHABET) and isinstance(cut, openai.APIError)
+
+
+def test_every_pause_is_measured_attempts_in_flight_their_drain_and_the_time_to_the_opening():
+    metrics = GatewayMetrics()
+    gate = ModelGate("m", hold_timeout_s=1, retry_after_s=1, metrics=metrics)
+
+    def measured():
+        names = ("in_flight_at_pause", "drain_seconds_count", "pause_seconds_count")
+        return [metrics.registry.get_sample_value(f"gateway_{name}", {"model": "m"}) or 0 for name in names]
+
+    gate.set_state(ModelState.OPEN)
+    with gate.attempt(resumable=True), gate.attempt(resumable=False):
+        gate.set_state(ModelState.DRAINING)
+        gate.set_state(ModelState.SYNCING)
+        assert measured() == [2, 0, 0]
+    assert measured() == [2, 1, 0]
+    gate.set_state(ModelState.OPEN)
+    assert measured() == [2, 1, 1]
+    gate.set_state(ModelState.SYNCING)  # nothing runs: drained at once
+    gate.set_state(ModelState.OPEN)
+    assert measured() == [0, 2, 2]

@@ -13,18 +13,21 @@
 # limitations under the License.
 """The continuous-batching engine against single full forward passes, stepped by hand except where threads matter."""
 
+import json
 import threading
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe.multi_policy_async.backends.cpu.generation_request import GenerationRequest, QueueFull
 from recipe.multi_policy_async.backends.cpu.hf_engine import HFEngine
 from recipe.multi_policy_async.backends.cpu.sampling import InvalidRequest, SamplingParams
 from recipe.multi_policy_async.backends.cpu.weights import checksum_of, tensor_digest
+from recipe.multi_policy_async.tests.fakes.tiny_model_folder import make_model_folder
 from recipe.multi_policy_async.tests.hf_engine_driver import (
     MAX_LEN,
     assert_agrees,
@@ -348,3 +351,29 @@ def test_the_thread_serves_submitters_from_many_threads_and_a_pause_waits_for_it
             assert_agrees(request)
     engine.stop()
     assert not engine.alive
+
+
+def test_a_request_with_a_json_schema_answers_by_it_and_its_neighbour_as_ever(tmp_path):
+    tokenizer = Tokenizer.from_file(str(make_model_folder(tmp_path / "model") / "tokenizer.json"))
+    end, size = tokenizer.token_to_id("<|im_end|>"), tokenizer.get_vocab_size()
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema = json.dumps({**schema, "additionalProperties": False})
+    folder, prompt = str(tmp_path / "model"), tokenizer.encode("ok?").ids
+    engine = make_engine(tiny_qwen3(vocabulary=size), eos_token_ids=[end], model_path=folder, max_model_len=64)
+    alone, free = (submit(engine, rid, prompt, temperature=0) for rid in ("alone", "free"))
+    run(engine, alone)
+    bound = submit(engine, "bound", prompt, json_schema=schema, max_new_tokens=40, ignore_eos=False)
+    again = submit(engine, "again", prompt, temperature=0)
+    run(engine, free, bound, again)
+    assert set(json.loads(tokenizer.decode(bound.output_ids))) == {"ok"}
+    assert bound.finish_reason == {"type": "stop", "matched": end}
+    assert all(-100 < log_prob <= 0 for log_prob in bound.log_probs)
+    assert again.output_ids == alone.output_ids
+
+
+@pytest.mark.parametrize(("schema", "message"), [('{"type": 3}', "json_schema"), ("{", "json_schema")])
+def test_a_schema_that_cannot_be_followed_is_refused(tmp_path, schema, message):
+    folder = make_model_folder(tmp_path / "model")
+    engine = make_engine(tiny_qwen3(vocabulary=263), model_path=str(folder))
+    with pytest.raises(InvalidRequest, match=message):
+        submit(engine, "bad", [1], json_schema=schema)

@@ -104,6 +104,7 @@ def test_a_filtered_row_does_not_change_the_log_probs_of_its_neighbours():
         ([1], {"repetition_penalty": 1.2}, "repetition_penalty"),
         ([1], {"logit_bias": {"3": 1.0}}, "logit_bias"),
         ([1], {"json_schema": "{}"}, "json_schema"),
+        ([1], {"json_schema": {}}, "wrong type"),
         ([1], {"beam": 2}, "unknown"),
     ],
 )

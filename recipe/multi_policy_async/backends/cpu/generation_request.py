@@ -40,3 +40,4 @@ class GenerationRequest:
     finish_reason: dict[str, Any] | None = None  # SGLang's: {"type": "stop" | "length" | "abort", ...}
     error: str | None = None  # the engine failed; the request has no usable output
     abort_wanted: bool = False
+    matcher: Any = None  # llguidance's, of a request with a JSON schema

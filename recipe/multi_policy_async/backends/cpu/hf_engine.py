@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 from ...trajectory import Version
 from . import decode_attention
 from .generation_request import GenerationRequest, QueueFull
+from .grammar import Grammars, mask_logits
 from .sampling import BatchSampler, InvalidRequest
 from .slot_kv_cache import SlotKVCache
 from .weights import WeightStore
@@ -65,6 +66,7 @@ class HFEngine:
         max_waiting: requests that wait; further ones are refused.
         eos_token_ids: end a row unless it ignores them.
         seed: of the sampling of requests that bring no seed.
+        model_path: with the tokenizer that requests with a JSON schema need; None: those are refused.
 
     Raises:
         ValueError: the model has sliding-window or recurrent layers.
@@ -79,6 +81,7 @@ class HFEngine:
         max_waiting: int = 4096,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
+        model_path: str | None = None,
     ):
         config = model.config.get_text_config()
         other = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
@@ -87,12 +90,14 @@ class HFEngine:
         self.max_model_len = max_model_len
         self.max_batch_size = max_batch_size
         self.max_waiting = max_waiting
+        eos_token_ids = tuple(eos_token_ids)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.weights = WeightStore(model)
         model.set_attn_implementation(decode_attention.NAME)
         self._model = model.eval()
         self._cache = SlotKVCache(config.num_hidden_layers)
         self._random = random.Random(seed)
+        self._grammars = Grammars(model_path, eos_token_ids, config.vocab_size) if model_path else None
         self._changed = threading.Condition()  # guards everything below but the rows, which the engine's thread owns
         self._live: dict[str, GenerationRequest] = {}
         self._waiting: deque[GenerationRequest] = deque()
@@ -131,7 +136,8 @@ class HFEngine:
         """Queue a request; it waits while the engine is paused.
 
         Raises:
-            InvalidRequest: empty or over-long prompt, a token outside the vocabulary, or the rid is already in use.
+            InvalidRequest: empty or over-long prompt, a token outside the vocabulary, a JSON schema that cannot be
+                followed, or the rid is already in use.
             QueueFull: ``max_waiting`` requests wait already.
         """
         total = len(request.prompt_ids) + request.params.max_new_tokens
@@ -145,6 +151,10 @@ class HFEngine:
         vocabulary = self._model.config.get_text_config().vocab_size
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
             raise InvalidRequest(f"input_ids holds a token outside the vocabulary of {vocabulary}")
+        if request.params.json_schema:
+            if self._grammars is None:
+                raise InvalidRequest("json_schema is not supported: this server was started without a tokenizer")
+            request.matcher = self._grammars.matcher(request.params.json_schema)
         if request.params.max_new_tokens == 0:
             request.version = self._version
             request.finish_reason = {"type": "length", "length": 0}
@@ -365,6 +375,9 @@ class HFEngine:
         logits = self._forward(ids[:, None], positions[:, None], mask[:, None, None])[:, -1]
         if self._sampler is None:
             self._sampler = BatchSampler([r.request.params for r in rows], [r.generator for r in rows])
+        matchers = [row.request.matcher for row in rows]
+        if any(matcher is not None for matcher in matchers):
+            logits = mask_logits(logits, matchers)
         tokens, log_probs = self._sampler(logits)
         finished = []
         for index in range(len(rows) - 1, -1, -1):  # backwards: a removal moves only rows already seen
@@ -379,6 +392,8 @@ class HFEngine:
                 continue
             request.output_ids.append(token)
             request.log_probs.append(log_prob)
+            if request.matcher is not None:
+                request.matcher.consume_token(token)
             if token in row.stop_ids:
                 request.finish_reason = {"type": "stop", "matched": token}
             elif len(request.output_ids) >= request.params.max_new_tokens:

@@ -232,6 +232,7 @@ def _load_engine(config: RolloutConfig, model_config: DictConfig, seed: int) -> 
         max_batch_size=config.max_num_seqs,
         eos_token_ids=_eos_token_ids(path, model.config),
         seed=seed,
+        model_path=path,
     )
 
 

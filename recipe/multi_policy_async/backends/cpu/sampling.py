@@ -38,7 +38,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "min_new_tokens": (0,),
-    "json_schema": ("",),
     "regex": ("",),
     "ebnf": ("",),
     "structural_tag": ("",),
@@ -64,6 +63,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
     seed: int | None = None
+    json_schema: str = ""  # the answer must match it; empty: it may be anything
 
     def __post_init__(self) -> None:
         checks = (
@@ -113,6 +113,8 @@ class SamplingParams:
                 values["stop_token_ids"] = frozenset(_integer(token) for token in values["stop_token_ids"])
             if "ignore_eos" in values:
                 values["ignore_eos"] = bool(values["ignore_eos"])
+            if not isinstance(values.get("json_schema", ""), str):
+                raise TypeError("json_schema is a text")
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"a sampling parameter has the wrong type: {error}") from error
         return cls(**values)

@@ -15,6 +15,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -35,8 +36,20 @@ PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def make_model_folder(folder: Path, *, template: str = CHATML, merges: tuple[tuple[str, str], ...] = ()) -> Path:
-    """Write tokenizer.json, tokenizer_config.json and generation_config.json."""
+def make_model_folder(
+    folder: Path,
+    *,
+    template: str = CHATML,
+    merges: tuple[tuple[str, str], ...] = (),
+    special: tuple[str, ...] = (),
+    **config: Any,
+) -> Path:
+    """Write tokenizer.json, tokenizer_config.json and generation_config.json.
+
+    Args:
+        special: special tokens besides ``SPECIAL``.
+        config: more of tokenizer_config.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {char: index for index, char in enumerate(alphabet)}
@@ -45,10 +58,10 @@ def make_model_folder(folder: Path, *, template: str = CHATML, merges: tuple[tup
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (*SPECIAL, *special)])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template}
+    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template, **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     end_ids = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end_ids}))
