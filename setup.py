@@ -23,6 +23,7 @@ BASE = [
     "cachetools",  # verl 0.9.1 imports it without asking for it
     "aiohttp",
     "fastapi",
+    "filelock",
     "httptools",
     "httpx",
     "httpx-aiohttp==0.2.0",  # httpx over aiohttp: a third of the CPU time per call with many connections

@@ -25,7 +25,7 @@ from .trajectory import Version
 class ModelState(str, Enum):
     """What a model's rollout servers can do now; pushed by that model's runtime."""
 
-    STARTING = "starting"  # never served yet: requests wait
+    STARTING = "starting"  # not served yet, or started again: requests wait
     OPEN = "open"  # requests pass
     DRAINING = "draining"  # new requests wait, running ones go on
     SYNCING = "syncing"  # weights move: new requests wait, running ones were aborted and will be resumed

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from .gateway_binding_registry import ModelBinding, ModelState
+from .gateway_binding_registry import ModelBinding, ModelState, ModelStatus
 from .supervision import ANSWER_S, named
 
 
@@ -57,6 +57,14 @@ class GatewayGroup:
             JobFailedError: naming the process that cannot.
         """
         await self._each("bind", binding)
+
+    async def set_status(self, model_id: str, status: ModelStatus) -> None:
+        """Tell every process what a model can do, where its runtime cannot.
+
+        Raises:
+            JobFailedError: naming the process that does not answer.
+        """
+        await self._each("set_status", model_id, status, timeout_s=ANSWER_S)
 
     async def wait_closed(self) -> None:
         """For ever.

@@ -31,13 +31,16 @@ from .component import enter_component
 from .configuration.schema import JobSpec
 from .gateway.client import GatewayControlClient
 from .gateway_group import GatewayGroup
+from .ledger import LEDGER_FILE
 from .model_async_runtime import ModelAsyncRuntime
 from .multi_model_gateway_router import IngestorSink, MultiModelGatewayRouter
+from .run_directory import wait_for_lock
 from .trajectory_ingestor import TrajectoryIngestor
 from .workflow_driver import WorkflowDriver
 
 RUNTIME_THREADS = 4  # fit, next_reports, check_serving, stop
 SERVER_CALLS = 1000
+FORMER_INGESTOR_S = 60.0  # that of a killed job may live for seconds
 
 
 class _Watched:
@@ -50,7 +53,9 @@ class _Watched:
 class IngestorActor(_Watched, TrajectoryIngestor):
     def __init__(self, job: JobSpec):
         enter_component("ingestor", job.run.dir)
-        super().__init__(job.run.dir / "ledger.sqlite", job.ingest)
+        ledger = job.run.dir / LEDGER_FILE
+        self._lock = wait_for_lock(ledger.with_suffix(".lock"), FORMER_INGESTOR_S)
+        super().__init__(ledger, job.ingest)
 
 
 class GatewayActor(_Watched, MultiModelGatewayRouter):

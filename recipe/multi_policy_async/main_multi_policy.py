@@ -22,13 +22,16 @@ Exit codes: 0 every trained policy reached what ``stop.by`` asks, 1 the job fail
 import argparse
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from .configuration.compose import DEFAULT_CONFIG, compose_job
-from .configuration.errors import ConfigError, Problem
-from .configuration.explain import explain, write_resolved
+from .configuration.errors import ConfigError
+from .configuration.explain import explain
 from .configuration.resources import ResourcesError, check
 from .configuration.schema import JobSpec
+from .resume import Plan, describe, plan_resume
+from .run_directory import claim, goes_on, write_config
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -51,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         job = compose_job(arguments.config_name, arguments.overrides, arguments.config_dir)
         if arguments.explain:
             print(explain(job, arguments.resolved))
+            if goes_on(job):
+                print("\n" + "\n".join(["resumption", *(f"  {line}" for line in describe(plan_resume(job)))]))
             return 0
         return launch(job, signals)
     except (ConfigError, ResourcesError) as error:
@@ -90,46 +95,25 @@ def launch(job: JobSpec, signals: StartSignals) -> int:
 
     Raises:
         ResourcesError: the cluster is too small.
-        ConfigError: the run directory belongs to another run.
+        ConfigError: the run directory belongs to another run, or its run cannot be gone on with.
         KeyboardInterrupt: a signal came.
     """
-    refuse_used_run_dir(job)  # before Ray, which takes seconds
-    from .configuration.ray_cluster import available_nodes, connected  # here: a refused job needs no Ray
+    with ExitStack() as held:
+        restore: Plan = {}
+        if resumes := goes_on(job):  # before Ray, which takes seconds
+            held.enter_context(claim(job))
+            restore = plan_resume(job)
+        from .configuration.ray_cluster import available_nodes, connected  # here: a refused job needs no Ray
 
-    with connected(job):
-        signals.check()
-        check(job, available_nodes())
-        claim_run_dir(job)
-        write_resolved(job)
-        from .multi_model_disaggregate_trainer import run
+        with connected(job):
+            signals.check()
+            check(job, available_nodes())
+            if not resumes:
+                held.enter_context(claim(job))
+            write_config(job)
+            from .multi_model_disaggregate_trainer import run
 
-        return run(job)
-
-
-def refuse_used_run_dir(job: JobSpec) -> None:
-    """A job never writes into another run's directory.
-
-    Raises:
-        ConfigError: it holds a run already.
-    """
-    if (job.run.dir / "config").exists():
-        raise _holds_another_run(job)
-
-
-def claim_run_dir(job: JobSpec) -> None:
-    """Create the run directory; of two jobs that start at once, one gets it.
-
-    Raises:
-        ConfigError: it holds a run already.
-    """
-    try:
-        (job.run.dir / "config").mkdir(parents=True)
-    except FileExistsError:
-        raise _holds_another_run(job) from None
-
-
-def _holds_another_run(job: JobSpec) -> ConfigError:
-    return ConfigError([Problem("run.dir", "holds another run", str(job.run.dir), fix="name a new folder")])
+            return run(job, restore)
 
 
 if __name__ == "__main__":

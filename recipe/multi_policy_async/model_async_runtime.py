@@ -95,7 +95,7 @@ class ModelAsyncRuntime:
         self.model_id = policy.model_id
         self.policy = policy
         self.config = policy.verl_config()
-        self.checkpoints = CheckpointSchedule(checkpoint, run_dir / "checkpoints" / policy.model_id)
+        self.checkpoints = CheckpointSchedule(checkpoint, run_dir, policy.model_id)
         self.ingestor = ingestor
         self.run_dir = run_dir
         self.poll_s = poll_s
@@ -117,15 +117,21 @@ class ModelAsyncRuntime:
         self.training_queue = None
         self.trainer = None
 
-    def launch(self, incarnation: int) -> ModelBinding:
+    def launch(self, incarnation: int, restored: SavedCheckpoint | None = None) -> ModelBinding:
         """Start trainer ranks and replicas side by side; return what the gateway needs to reach the model.
 
         Args:
             incarnation: of the versions made and served from now on; it grows at every restore of this model.
+            restored: the checkpoint it starts from; ``None``: the initial weights.
         """
         self.incarnation = incarnation
         self.version_tracker = VersionTracker(self.model_id, incarnation)
         self.config.actor_rollout_ref.rollout.custom.incarnation = incarnation
+
+        async def start_trainer() -> None:
+            await self.trainer.launch()
+            if restored is not None:
+                await self.trainer.restore(self.run_dir / restored.path)
 
         async def side_by_side() -> None:
             rollout = asyncio.to_thread(asyncio.run, self.rollout_runtime.start())
@@ -133,7 +139,7 @@ class ModelAsyncRuntime:
                 await rollout
             else:
                 self.trainer = self._create_trainer()
-                await asyncio.gather(rollout, asyncio.to_thread(asyncio.run, self.trainer.launch()))
+                await asyncio.gather(rollout, asyncio.to_thread(asyncio.run, start_trainer()))
             await self.rollout_runtime.start_router()
 
         asyncio.run(side_by_side())
@@ -184,7 +190,7 @@ class ModelAsyncRuntime:
         self.training_queue = IngestBatchSource(
             self.ingestor, self.model_id, groups=self._groups_per_batch(), poll_s=self.poll_s
         )
-        tracking = PolicyTracking(self.model_id, self.config, self.run_dir)
+        tracking = PolicyTracking(self.model_id, self.config, self.run_dir, self.incarnation)
         self.config.trainer.logger = []  # upstream would open its own trackers without the prefix
 
         engine = self.config.actor_rollout_ref.rollout.checkpoint_engine

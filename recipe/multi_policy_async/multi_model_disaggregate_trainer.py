@@ -25,16 +25,21 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from .checkpoint_coordinator import CheckpointCoordinator
+import ray
+
+from .checkpoint_coordinator import CheckpointCoordinator, SavedCheckpoint
 from .configuration.schema import JobSpec
-from .gateway_binding_registry import ModelBinding
 from .gateway_group import GatewayGroup
 from .launch import create_gateways, create_ingestor, create_runtime, create_workflow_driver
+from .leftovers import clear_away
 from .model_async_runtime import TrainingOutcome
 from .multi_model_metrics import JobMetrics, StepReport
-from .supervision import ANSWER_S, JobFailedError, PolicySupervisor, named
+from .policy_life import PolicyLife
+from .supervision import ANSWER_S, JobFailedError, first_failure, named
 from .team_tracking import TeamTracking
 from .validation_scheduler import Evaluation, ValidationScheduler
 
@@ -49,10 +54,12 @@ class MultiModelDisaggregateTrainer:
     Args:
         job: the resolved specification.
         metrics: console and run directory.
+        restore: the checkpoint that a policy starts from; of those not in it: the initial weights.
     """
 
-    def __init__(self, job: JobSpec, metrics: JobMetrics):
+    def __init__(self, job: JobSpec, metrics: JobMetrics, restore: Mapping[str, SavedCheckpoint | None]):
         self.job = job
+        self.restore = restore
         self.metrics = metrics
         self.trained = list(job.trained)
         self.tracking = TeamTracking(job)
@@ -60,44 +67,47 @@ class MultiModelDisaggregateTrainer:
         self.ingestor: Any = None
         self.workflow_driver: Any = None
         self.gateways: GatewayGroup | None = None
-        self.runtimes: dict[str, Any] = {}
+        self.policies: dict[str, PolicyLife] = {}
 
     async def init(self) -> None:
         """Create every part; models launch, are bound and open side by side, none waits for another."""
         self.ingestor = create_ingestor(self.job)
-        self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir / "checkpoints")
+        self.checkpoints = CheckpointCoordinator(self.ingestor, self.job.run.dir, keep=self.job.checkpoint.keep)
         self.gateways = create_gateways(self.job, self.ingestor)
-        self.runtimes = {
-            model_id: create_runtime(self.job, model_id, self.ingestor, self.gateways.handles)
-            for model_id in self.job.models
-        }
+        self.policies = {model_id: self._policy(model_id) for model_id in self.job.models}
         self._not_started = ["gateway and workflow driver", *self.job.models]
-        start = asyncio.gather(self._start_serving(), *(self._open_model(model_id) for model_id in self.job.models))
+        start = asyncio.gather(self._start_serving(), *(self._open(model_id) for model_id in self.job.models))
         try:
             await asyncio.wait_for(start, self.job.supervision.startup_s)
         except TimeoutError:
             missing, seconds = ", ".join(self._not_started), self.job.supervision.startup_s
             raise JobFailedError(f"start-up: not ready within {seconds:g} s: {missing}") from None
 
+    def _policy(self, model_id: str) -> PolicyLife:
+        return PolicyLife(
+            self.job,
+            model_id,
+            ingestor=self.ingestor,
+            gateways=self.gateways,
+            checkpoints=self.checkpoints,
+            new_runtime=partial(create_runtime, self.job, model_id, self.ingestor, self.gateways.handles),
+            kill=ray.kill,
+            clear_away=partial(clear_away, self.job.models[model_id]),
+            on_step=self._on_step,
+            note=self.metrics.note,
+        )
+
     async def _start_serving(self) -> None:
+        await named(self.checkpoints.start(), "ingestor")
         urls = await self.gateways.start()
         self.workflow_driver = create_workflow_driver(self.job, self.ingestor, urls, self.gateways.control_key)
         await named(self.workflow_driver.stats.remote(), "workflow driver")
         self._not_started.remove("gateway and workflow driver")
         self.metrics.note(f"gateway listens on {', '.join(urls)}")
 
-    async def _open_model(self, model_id: str) -> None:
-        policy, runtime = self.job.models[model_id], self.runtimes[model_id]
-        agents = list(self.job.agent_model_mapping.values()).count(model_id)
-        register = self.ingestor.register_policy.remote(
-            model_id, policy.queue, trained=policy.train, groups_per_task=float(agents)
-        )
-        incarnation = await named(register, f"{model_id}: ingestor")
-        binding: ModelBinding = await named(runtime.launch.remote(incarnation), f"{model_id}: launch")
-        await self.gateways.bind(binding)
-        await named(runtime.publish.remote(), f"{model_id}: first weight sync")
+    async def _open(self, model_id: str) -> None:
+        await self.policies[model_id].open(self.restore.get(model_id))
         self._not_started.remove(model_id)
-        self.metrics.note(f"{model_id} is open ({len(binding.replica_urls)} replicas)")
 
     async def fit(self) -> dict[str, TrainingOutcome]:
         """Run until every trained model has ended; return how each did.
@@ -109,25 +119,24 @@ class MultiModelDisaggregateTrainer:
             async with asyncio.TaskGroup() as group:
                 return await self._supervise(group)
         except ExceptionGroup as failures:
-            raise _first(failures) from failures
+            raise first_failure(failures) from failures
 
     async def _supervise(self, group: asyncio.TaskGroup) -> dict[str, TrainingOutcome]:
-        supervisors = {model_id: self._supervisor(model_id) for model_id in self.runtimes}
         self.validation = self._make_validation()
         watches = [
             self._workflows(),
             self._pipeline_lines(),
-            *(supervisor.watch_serving() for supervisor in supervisors.values()),
+            *(policy.watch() for policy in self.policies.values()),
             named(self.ingestor.wait_closed.remote(), "ingestor"),
             self.gateways.wait_closed(),
         ]
         background = [group.create_task(watch) for watch in watches]
         validating = group.create_task(self.validation.run())
-        training = [named(self.runtimes[model_id].fit.remote(), f"{model_id}: trainer") for model_id in self.trained]
-        reports = [supervisors[model_id].watch_trainer() for model_id in self.trained]
-        ends = [group.create_task(each) for each in (*training, *reports)]
-        outcomes = (await asyncio.gather(*ends))[: len(training)]
-        self.validation.training_ended({outcome.model_id: outcome.version for outcome in outcomes})
+        trained = [self.policies[model_id] for model_id in self.trained]
+        while not all(policy.ended.is_set() for policy in trained):  # a restart takes an end back
+            await asyncio.gather(*(policy.ended.wait() for policy in trained))
+        outcomes = {policy.model_id: policy.outcome for policy in trained}
+        self.validation.training_ended({model_id: outcome.version for model_id, outcome in outcomes.items()})
         drained = group.create_task(self._drain.wait())  # then a person wants the job to end
         await asyncio.wait({validating, drained}, return_when=asyncio.FIRST_COMPLETED)
         validating.cancel()
@@ -135,7 +144,7 @@ class MultiModelDisaggregateTrainer:
         await named(self.workflow_driver.stop.remote(), "workflow driver", ANSWER_S)
         for task in background:
             task.cancel()
-        return {outcome.model_id: outcome for outcome in outcomes}
+        return outcomes
 
     def _make_validation(self) -> ValidationScheduler:
         def publish(evaluation: Evaluation) -> None:
@@ -146,15 +155,6 @@ class MultiModelDisaggregateTrainer:
         note = self.metrics.note
         return ValidationScheduler(self.job.validation, *parts, self.trained, publish=publish, note=note)
 
-    def _supervisor(self, model_id: str) -> PolicySupervisor:
-        return PolicySupervisor(
-            model_id,
-            self.runtimes[model_id],
-            self.job.supervision,
-            on_step=self._on_step,
-            on_saved=self.checkpoints.commit,
-        )
-
     async def _on_step(self, report: StepReport) -> None:
         self.validation.on_version(report.model_id, report.version)
         counts = await named(self.ingestor.stats.remote(), "ingestor", ANSWER_S)
@@ -163,7 +163,7 @@ class MultiModelDisaggregateTrainer:
     async def close(self) -> None:
         """Stop what outlives its actor; the rest ends with the cluster connection."""
         self.tracking.finish()
-        parts = [runtime.stop.remote() for runtime in self.runtimes.values()]
+        parts = [policy.runtime.stop.remote() for policy in self.policies.values()]
         parts += [self.gateways.stop()] if self.gateways is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
         with contextlib.suppress(TimeoutError):
@@ -199,18 +199,17 @@ class MultiModelDisaggregateTrainer:
             self.metrics.pipeline(workflows, {m: queues[m] | models["models"][m] for m in self.job.models})
 
 
-def run(job: JobSpec) -> int:
-    """Run a job on the connected Ray cluster.
+def run(job: JobSpec, restore: Mapping[str, SavedCheckpoint | None]) -> int:
+    """Run a job on the connected Ray cluster, with policies that start from the checkpoints in ``restore``.
 
     Returns:
         The process's exit code: 0 only when every trained model reached what ``stop.by`` asks (invariant 8).
     """
     metrics = JobMetrics(job.run.dir, list(job.models))
-    return asyncio.run(_run(job, metrics))
+    return asyncio.run(_run(MultiModelDisaggregateTrainer(job, metrics, restore), metrics))
 
 
-async def _run(job: JobSpec, metrics: JobMetrics) -> int:
-    trainer = MultiModelDisaggregateTrainer(job, metrics)
+async def _run(trainer: MultiModelDisaggregateTrainer, metrics: JobMetrics) -> int:
     interrupts = _Interrupts(trainer, asyncio.current_task())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupts)
@@ -237,12 +236,6 @@ async def _run(job: JobSpec, metrics: JobMetrics) -> int:
     if interrupts.count:
         return EXIT_INTERRUPTED
     return 0 if outcomes and all(outcome.reached_target for outcome in outcomes.values()) else EXIT_FAILED
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
 
 
 class _Interrupts:

@@ -38,6 +38,7 @@ class StepReport:
     step_seconds: float
     train_seconds: float
     time: float
+    incarnation: int = 0  # of the version; after a restore version numbers are used again
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _steps(file: Path) -> dict[str, list[dict[str, Any]]]:
 def _summary(model_id: str, policy: dict[str, Any], steps: list[dict[str, Any]]) -> PolicySummary:
     return PolicySummary(
         model_id=model_id,
-        version=max((step["version"] for step in steps), default=0),
+        version=steps[-1]["version"] if steps else 0,  # not the highest: a restore goes back
         target=policy["target_updates"],
         steps=len(steps),
         first_reward=_mean(steps[:WINDOW]),

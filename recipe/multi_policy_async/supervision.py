@@ -26,6 +26,7 @@ import ray
 
 from .checkpoint_coordinator import SavedCheckpoint
 from .configuration.schema import SupervisionSpec
+from .ingest.handle import TargetDiedError
 from .multi_model_metrics import PhaseReport, StepReport
 
 ANSWER_S = 120.0  # a control call on a live actor takes milliseconds, also when the machine is busy
@@ -48,9 +49,16 @@ async def named(result: Awaitable[Any], part: str, timeout_s: float | None = Non
         return await asyncio.wait_for(result, timeout_s)
     except TimeoutError:
         raise JobFailedError(f"{part}: no answer within {timeout_s:g} s") from None
-    except ray.exceptions.RayError as error:
+    except (ray.exceptions.RayError, TargetDiedError) as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         raise JobFailedError(f"{part}: {type(cause).__name__}: {cause}") from error
+
+
+def first_failure(group: BaseException) -> BaseException:
+    """The first error of a group of groups."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
 
 
 class PolicySupervisor:

@@ -59,7 +59,9 @@ class TeamTracking:
         run = self._job.run
         (run.dir / "metrics").mkdir(parents=True, exist_ok=True)
         os.environ["TENSORBOARD_DIR"] = str(run.dir / "tensorboard" / NAME)
-        os.environ["VERL_FILE_LOGGER_PATH"] = str(run.dir / "metrics" / f"{NAME}.jsonl")
+        former = len(list((run.dir / "metrics").glob(f"{NAME}*.jsonl")))  # verl's logger begins its file anew
+        name = f"{NAME}.{former}" if former else NAME
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(run.dir / "metrics" / f"{name}.jsonl")
         with contextlib.redirect_stdout(io.StringIO()):  # it says where it writes, between the job's lines
             return _tracking_class()(
                 project_name=run.name,

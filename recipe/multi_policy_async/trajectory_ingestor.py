@@ -290,6 +290,14 @@ class TrajectoryIngestor:
         """
         await self._state.serial.on_disk(self._state.ledger.checkpoints.remove, model_id, incarnation, step)
 
+    async def checkpoints(self) -> list[tuple[str, int, int, str, str]]:
+        """(model id, incarnation, step, path, digest) of what can be restored, by model, oldest first."""
+        return await self._state.serial.on_disk(self._state.ledger.checkpoints.all)
+
+    async def ledger_id(self) -> str:
+        """What tells this ledger from every other one."""
+        return await self._state.serial.on_disk(self._state.ledger.ledger_id)
+
     async def prune(self) -> int:
         """Delete rows that no checkpoint can need again (ingest/ledger_prune.py); returns how many.
 

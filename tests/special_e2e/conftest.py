@@ -70,6 +70,11 @@ class Job:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        """SIGKILL the process that was started, as an out-of-memory kill would, and nothing else."""
+        self._process.kill()
+        self._process.wait()
+
     def processes(self) -> list[psutil.Process]:
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
@@ -142,8 +147,8 @@ def start_job(tmp_path, assets):
     """Starts jobs and leaves none behind, whatever the test does."""
     jobs: list[Job] = []
 
-    def start(*overrides: str, config: str = "planner_solver_tiny") -> Job:
-        jobs.append(Job(tmp_path / f"run{len(jobs)}", *overrides, config=config))
+    def start(*overrides: str, config: str = "planner_solver_tiny", run_dir: Path | None = None) -> Job:
+        jobs.append(Job(run_dir or tmp_path / f"run{len(jobs)}", *overrides, config=config))
         return jobs[-1]
 
     yield start

@@ -13,7 +13,9 @@
 # limitations under the License.
 """Ctrl-C and dead parts: the job ends as it says, and leaves no process and no port behind."""
 
+import re
 import signal
+import sqlite3
 
 import pytest
 
@@ -24,12 +26,16 @@ TRAINED = r"solver_model\s+version\s+2 "
 
 
 def test_the_first_interrupt_drains_and_nothing_is_left(start_job):
-    job = start_job("stop.updates=1000")
+    job = start_job("stop.updates=1000", "checkpoint.at_end=true")
     job.wait_for_line(TRAINED)
     job.interrupt()
     job.wait_for_line("draining")
     assert job.wait(timeout_s=180) == EXIT_INTERRUPTED
-    assert any("ended at version" in line for line in job.lines), "training closed its versions"
+    ended = dict(re.findall(r"(\w+_model) ended at version (\d+)", "\n".join(job.lines)))
+    with sqlite3.connect(job.run_dir / "ledger.sqlite") as ledger:
+        saved = dict(ledger.execute("SELECT model_id, max(step) FROM checkpoints GROUP BY 1"))
+    assert len(saved) == 2
+    assert saved == {model_id: int(version) for model_id, version in ended.items()}, "training closed its versions"
     assert job.left_behind() == []
 
 

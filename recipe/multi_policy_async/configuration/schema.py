@@ -43,6 +43,8 @@ class RunSpec(Spec):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     dir: Path  # absolute; everything the job writes lies below it
+    resume: Literal[False, True, "auto"]  # go on with the run that ``dir`` holds; auto: if it holds one
+    resume_at: dict[str, Annotated[int, Field(ge=0)]]  # model id -> version instead of its newest checkpoint
     seed: int
     gpus_per_node: Annotated[int, Field(ge=1)]  # how a policy's n_gpus is dealt over nodes
     master_port_range: tuple[int, int]  # torch rendezvous ports, dealt to the policies in disjoint slices
@@ -99,13 +101,14 @@ class MetricsSpec(Spec):
 
 
 class SupervisionSpec(Spec):
-    """Deadlines per phase; a part that passes one is declared dead (invariant 8)."""
+    """Deadlines per phase; a part that passes one is declared dead (invariant 8). What then happens to a policy."""
 
     startup_s: Seconds
     step_s: Seconds
     sync_s: Seconds
     save_s: Seconds
     shutdown_s: Seconds
+    restarts: Annotated[int, Field(ge=0)]  # of each policy
 
 
 class CheckpointSpec(Spec):
@@ -113,6 +116,7 @@ class CheckpointSpec(Spec):
 
     every_updates: Annotated[int, Field(ge=0)]  # 0: never on the way
     at_end: bool
+    keep: Annotated[int, Field(ge=1)] | None  # newest ones of each policy; null: all
 
 
 class RaySpec(Spec):

@@ -14,8 +14,8 @@
 """The ready gate of one model: requests pass, wait for a bounded time, or fail at once.
 
                  set_status by the model's runtime
-    STARTING -> OPEN -> DRAINING -> SYNCING -> OPEN ...   any -> DOWN -> OPEN (after a restore)
-       waits    passes    waits       waits                  fails
+    STARTING -> OPEN -> DRAINING -> SYNCING -> OPEN ...   any -> STARTING (the policy is started again)   any -> DOWN
+       waits    passes    waits       waits                        waits                                         fails
 
 One gate per model, so that one model's sync is never felt by requests for another (invariant 7).
 """

@@ -14,12 +14,13 @@
 """The ledger's SQLite file: opened in WAL mode, one writer, transactions that are all or nothing."""
 
 import sqlite3
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .ledger_schema import SCHEMA, SCHEMA_VERSION
+from .ledger_schema import LEDGER_ID, SCHEMA, SCHEMA_VERSION
 
 _CHUNK = 500  # values in one statement, below SQLite's limit on variables
 
@@ -47,6 +48,7 @@ class Database:
                 for statement in SCHEMA.split(";\n"):
                     self._db.execute(statement)
                 self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+                self._db.execute("INSERT INTO meta VALUES (?, ?)", (LEDGER_ID, uuid.uuid4().hex))
         check_schema(self._db, self.path)
 
     @contextmanager

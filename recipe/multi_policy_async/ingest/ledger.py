@@ -29,7 +29,7 @@ from .baselines import AgentOfModel, Baseline
 from .database import Database, chunks, marks
 from .ledger_checkpoints import Checkpoints
 from .ledger_prune import prune, started_tasks
-from .ledger_schema import SUPERSEDED
+from .ledger_schema import LEDGER_ID, SUPERSEDED
 from .reasons import TRAINED
 from .row_codec import decode_arrays
 
@@ -123,6 +123,11 @@ class Ledger:
     def close(self) -> None:
         """Close the file; committed work is on disk already."""
         self._db.close()
+
+    def ledger_id(self) -> str:
+        """What tells this file from every other ledger."""
+        (found,) = self._db.execute("SELECT value FROM meta WHERE key = ?", (LEDGER_ID,)).fetchone()
+        return found
 
     def prune(self, replayable: Mapping[str, int] | None = None) -> Iterator[int]:
         """See ``ledger_prune.prune``."""

@@ -50,11 +50,10 @@ class Checkpoints:
             if done.rowcount == 0:
                 raise ValueError(f"{self._db.path} knows no checkpoint of {model_id} at {(incarnation, step)}")
 
-    def of(self, model_id: str) -> list[tuple[int, int, str, str]]:
-        """(incarnation, step, digest, path) of a model's checkpoints, oldest first."""
+    def all(self) -> list[tuple[str, int, int, str, str]]:
+        """(model id, incarnation, step, path, digest) of what can be restored, by model, oldest first."""
         return self._db.execute(
-            "SELECT incarnation, step, digest, path FROM checkpoints WHERE model_id = ? ORDER BY incarnation, step",
-            (model_id,),
+            "SELECT model_id, incarnation, step, path, digest FROM checkpoints ORDER BY model_id, incarnation, step"
         ).fetchall()
 
     def begin_incarnation(self, model_id: str, restored: tuple[int, int] | None) -> int:

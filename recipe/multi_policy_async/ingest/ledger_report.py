@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .database import check_schema
+from .ledger_checkpoints import pruned_beyond_start
+from .ledger_schema import LEDGER_ID
 from .row_codec import decode_arrays
 
 _EXPORT_ROWS = 1000  # of one row group in the parquet file
@@ -82,6 +84,18 @@ def checkpoints(db: sqlite3.Connection) -> list[dict[str, Any]]:
     return _dicts(
         db, "SELECT model_id, incarnation, step, path, digest FROM checkpoints ORDER BY model_id, incarnation, step"
     )
+
+
+def ledger_id(db: sqlite3.Connection) -> str | None:
+    """What tells this ledger from every other one; ``None`` in files that were made before they had it."""
+    found = db.execute("SELECT value FROM meta WHERE key = ?", (LEDGER_ID,)).fetchone()
+    return found and found["value"]
+
+
+def is_pruned_beyond_start(db: sqlite3.Connection, model_id: str) -> bool:
+    """Whether rows are gone that the model would need to start from its initial weights."""
+    key = pruned_beyond_start(model_id)
+    return db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is not None
 
 
 def workflow_life(db: sqlite3.Connection, workflow_id: str) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from .reasons import ABANDON_REASONS, FATES
 
 SCHEMA_VERSION = 2
 
+LEDGER_ID = "ledger_id"
+"""Key in ``meta`` of what tells this file from every other ledger."""
+
 SUPERSEDED = "superseded"
 """Status of an attempt that a later one replaced; not terminal."""
 

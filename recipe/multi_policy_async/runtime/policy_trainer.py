@@ -21,12 +21,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from ..checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint, describe_checkpoint
+from ..checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint
 from ..configuration.training_checks import ESTIMATORS
 from ..ingest.batch_source import BatchSource, End, ProducerDied
 from ..multi_model_metrics import StepReport
@@ -128,6 +129,16 @@ class PolicyTrainer(trainer_base_class()):
         self.actor_rollout_wg = UpdateGroup(self.actor_wg)
         if self.use_critic:
             self.critic_wg = UpdateGroup(self.critic_wg)
+
+    async def restore(self, folder: Path) -> None:
+        """Go on from a checkpoint of verl's, whose folder's name tells the version.
+
+        Upstream sets the number of steps one too high: its ``fit`` counts the first one again.
+        """
+        self.config.trainer.resume_mode = "resume_path"
+        self.config.trainer.resume_from_path = str(folder)
+        await self.load_checkpoint()
+        self.global_steps = self.current_param_version * self.trigger_parameter_sync_step
 
     async def publish(self) -> None:
         """Send the current weights to the replicas as the current version."""
@@ -235,11 +246,10 @@ class PolicyTrainer(trainer_base_class()):
         if not at_boundary or not self._checkpoints.is_due(version, last=force):
             return
         self._on_phase("save", self.current_param_version)
-        folder = self._checkpoints.folder(self.incarnation)
-        self.config.trainer.default_local_dir = str(folder)
+        self.config.trainer.default_local_dir = str(self._checkpoints.folder(self.incarnation))
         self._save_checkpoint()
         self.last_ckpt_version = self.current_param_version
-        self._on_saved(describe_checkpoint(self.model_id, version, folder / f"global_step_{version.number}"))
+        self._on_saved(self._checkpoints.describe(version))
 
     def _fit_log_aggregated_training_metrics(self, rollout_reset_timing_raw: dict) -> None:
         """Upstream logs a version before its last step's metrics are added, and the last version never."""
@@ -264,6 +274,7 @@ class PolicyTrainer(trainer_base_class()):
                 step_seconds=self.timing_raw["step"],
                 train_seconds=time.monotonic() - self._step_started,
                 time=time.time(),
+                incarnation=self.incarnation,
             )
         )
 

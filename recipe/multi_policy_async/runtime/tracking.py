@@ -25,14 +25,16 @@ class PolicyTracking:
     """One policy's metrics as ``<model_id>/<metric>``, in files of their own (collision C13).
 
     verl's trackers name files by project and experiment, or by environment variables that hold one path for all; this
-    process belongs to one policy, so the variables are set here.
+    process belongs to one policy, so the variables are set here. The file of a restored policy carries its incarnation,
+    ``<model_id>.1.jsonl``: verl's logger begins its file anew.
     """
 
-    def __init__(self, model_id: str, config: DictConfig, run_dir: Path):
+    def __init__(self, model_id: str, config: DictConfig, run_dir: Path, incarnation: int):
         self._prefix = f"{model_id}/"
         (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+        name = f"{model_id}.{incarnation}" if incarnation else model_id
         os.environ["TENSORBOARD_DIR"] = str(run_dir / "tensorboard" / model_id)
-        os.environ["VERL_FILE_LOGGER_PATH"] = str(run_dir / "metrics" / f"{model_id}.jsonl")
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(run_dir / "metrics" / f"{name}.jsonl")
         self._tracking = Tracking(
             project_name=config.trainer.project_name,
             experiment_name=config.trainer.experiment_name,

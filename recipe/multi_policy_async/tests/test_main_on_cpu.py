@@ -27,11 +27,10 @@ import yaml
 
 from .. import multi_model_disaggregate_trainer
 from ..configuration import ray_cluster
-from ..configuration.errors import ConfigError
 from ..configuration.resources import Node
 from ..configuration.schema import JobSpec, RaySpec
-from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, claim_run_dir, main, refuse_used_run_dir
-from .config_fixtures import PLANNER, SOLVER, tiny_job, tiny_overrides
+from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, main
+from .config_fixtures import PLANNER, SOLVER, tiny_overrides
 
 SECONDS = 120  # on a busy machine; a second or two on a quiet one, eight with Ray
 
@@ -118,6 +117,7 @@ def test_explain_resolved_appends_the_whole_verl_configuration(tmp_path, capsys)
 
 def test_a_run_directory_is_never_shared_by_two_runs(tmp_path, capsys):
     (tmp_path / "run" / "config").mkdir(parents=True)
+    (tmp_path / "run" / "config" / "job.yaml").touch()
     assert main(["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path)]) == EXIT_CONFIG
     assert "holds another run" in capsys.readouterr().err
 
@@ -126,7 +126,7 @@ def test_a_job_that_does_not_fit_leaves_its_run_directory_to_the_corrected_comma
     nodes = [Node("here", 2, 64)]
     monkeypatch.setattr(ray_cluster, "connected", lambda job: contextlib.nullcontext())
     monkeypatch.setattr(ray_cluster, "available_nodes", lambda: nodes)
-    monkeypatch.setattr(multi_model_disaggregate_trainer, "run", lambda job: 0)
+    monkeypatch.setattr(multi_model_disaggregate_trainer, "run", lambda job, restore: 0)
     command = ["-cn", "planner_solver_tiny", *tiny_overrides(tmp_path)]
     assert main(command) == EXIT_CONFIG
     assert "too few GPUs" in capsys.readouterr().err and not (tmp_path / "run").exists()
@@ -135,14 +135,6 @@ def test_a_job_that_does_not_fit_leaves_its_run_directory_to_the_corrected_comma
     assert (tmp_path / "run" / "config" / "job.yaml").is_file()
     assert main(command) == EXIT_CONFIG
     assert "holds another run" in capsys.readouterr().err
-
-
-def test_a_run_directory_that_another_job_took_meanwhile_is_refused(tmp_path):
-    job = tiny_job(tmp_path)
-    refuse_used_run_dir(job)
-    claim_run_dir(job)
-    with pytest.raises(ConfigError, match="holds another run"):
-        claim_run_dir(job)
 
 
 class TestRayArguments:

@@ -15,6 +15,7 @@
 
 import asyncio
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,7 +76,9 @@ class ScriptedTrainer(PolicyTrainer):
         self.local_trigger_step, self.trigger_parameter_sync_step = 1, trigger
         self.metrics, self._non_finite_in_a_row = {}, 0
         self._source = FakeSource()
-        self._checkpoints = CheckpointSchedule(CheckpointSpec(every_updates=every, at_end=at_end), tmp_path)
+        self._checkpoints = CheckpointSchedule(
+            CheckpointSpec(every_updates=every, at_end=at_end, keep=None), tmp_path or Path(), "m"
+        )
         self._on_phase = lambda phase, version: None
         self._on_saved = lambda saved: self.saves.append(saved.step)
         self.config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=None))
@@ -101,7 +104,7 @@ class ScriptedTrainer(PolicyTrainer):
 
     def _save_checkpoint(self):
         folder = f"{self.config.trainer.default_local_dir}/global_step_{self.current_param_version}"
-        path = __import__("pathlib").Path(folder)
+        path = Path(folder)
         path.mkdir(parents=True)
         (path / "weights").write_bytes(b"w")
 
@@ -178,7 +181,34 @@ def test_the_last_version_is_saved_once(tmp_path):
 def test_checkpoints_of_an_incarnation_have_a_folder_of_their_own(tmp_path):
     trainer = ScriptedTrainer([0.1], target=1, at_end=True, tmp_path=tmp_path)
     asyncio.run(trainer.fit())
-    assert (tmp_path / "incarnation_2" / "global_step_1" / "weights").exists()
+    assert (tmp_path / "checkpoints" / "m" / "incarnation_2" / "global_step_1" / "weights").exists()
+
+
+class RestoredTrainer(ScriptedTrainer):
+    """Loads as upstream's ``load_checkpoint`` does, without files."""
+
+    async def load_checkpoint(self):
+        trainer = self.config.trainer
+        assert trainer.resume_mode == "resume_path"
+        self.current_param_version = int(trainer.resume_from_path.split("global_step_")[-1])
+        self.global_steps = self.current_param_version * self.trigger_parameter_sync_step + 1
+        self.last_ckpt_version = self.current_param_version
+
+
+def test_a_restored_policy_counts_versions_and_steps_on(tmp_path):
+    trainer = RestoredTrainer([0.1] * 9, target=6, trigger=2, every=2, tmp_path=tmp_path)
+    asyncio.run(trainer.restore(tmp_path / "incarnation_1" / "global_step_4"))
+    assert trainer.global_steps == 8, "upstream's fit counts the next one itself"
+    asyncio.run(trainer.fit())
+    assert (trainer.published, trainer.saves) == ([5, 6], [6])
+    assert trainer._source.consumed[0] == Version(2, 5)
+
+
+def test_a_policy_restored_at_its_target_trains_and_saves_nothing_more(tmp_path):
+    trainer = RestoredTrainer([0.1] * 9, target=4, every=2, at_end=True, tmp_path=tmp_path)
+    asyncio.run(trainer.restore(tmp_path / "incarnation_1" / "global_step_4"))
+    asyncio.run(trainer.fit())
+    assert (trainer.published, trainer.saves) == ([], [])
 
 
 @pytest.mark.parametrize(("norm_adv_by_std_in_grpo", "seen"), [(True, (3 - 1) / 2), (False, 3 - 1)])

@@ -35,6 +35,7 @@ PINNED = {
     (TRAINER, "_fit_postprocess_step"): "1f55ea16803946fb",
     (TRAINER, "_fit_save_checkpoint"): "c9a644df6e381188",
     (TRAINER, "_save_checkpoint"): "ecb422e3a226557e",
+    (TRAINER, "load_checkpoint"): "8b629554aec63e25",
     (TRAINER, "_setup_checkpoint_manager"): "76802a6bc45db8e3",
     (TRAINER, "set_rollouter"): "8a3360efbdfef8aa",
     (RayPPOTrainer, "_update_actor"): "95f80caf7cbafdcf",

@@ -287,14 +287,17 @@ def test_trackers_get_the_teams_score_rewards_by_agent_and_the_versions():
     }
 
 
-def test_verls_tracking_writes_them_into_a_file_of_the_run(tmp_path, monkeypatch):
+def test_verls_tracking_writes_them_into_a_file_of_the_run_and_another_when_the_run_goes_on(tmp_path, monkeypatch):
     for name in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH"):
         monkeypatch.setenv(name, "")
-    tracking = TeamTracking(tiny_job(tmp_path, "metrics.backends=[file]"))
-    tracking.log(Evaluation("updates", 10, REPORT))
-    tracking.finish()
-    [line] = map(json.loads, (tmp_path / "run" / "metrics" / "validation.jsonl").read_text().splitlines())
-    assert line["step"] == 10 and line["data"]["validation/score"] == 0.5
+    job = tiny_job(tmp_path, "metrics.backends=[file]")
+    for updates in (10, 12):
+        tracking = TeamTracking(job)
+        tracking.log(Evaluation("updates", updates, REPORT))
+        tracking.finish()
+    for name, updates in (("validation", 10), ("validation.1", 12)):
+        [line] = map(json.loads, (tmp_path / "run" / "metrics" / f"{name}.jsonl").read_text().splitlines())
+        assert line["step"] == updates and line["data"]["validation/score"] == 0.5
 
 
 def test_an_evaluation_without_tasks_for_it_is_refused(tmp_path):
