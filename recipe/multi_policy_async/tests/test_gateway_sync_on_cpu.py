@@ -379,14 +379,17 @@ def test_every_pause_is_measured_attempts_in_flight_their_drain_and_the_time_to_
         names = ("in_flight_at_pause", "drain_seconds_count", "pause_seconds_count")
         return [metrics.registry.get_sample_value(f"gateway_{name}", {"model": "m"}) or 0 for name in names]
 
-    gate.set_state(ModelState.OPEN)
-    with gate.attempt(resumable=True), gate.attempt(resumable=False):
-        gate.set_state(ModelState.DRAINING)
-        gate.set_state(ModelState.SYNCING)
-        assert measured() == [2, 0, 0]
-    assert measured() == [2, 1, 0]
-    gate.set_state(ModelState.OPEN)
-    assert measured() == [2, 1, 1]
-    gate.set_state(ModelState.SYNCING)  # nothing runs: drained at once
-    gate.set_state(ModelState.OPEN)
-    assert measured() == [0, 2, 2]
+    async def run():
+        gate.set_state(ModelState.OPEN)
+        with gate.attempt(resumable=True), gate.attempt(resumable=False):
+            gate.set_state(ModelState.DRAINING)
+            gate.set_state(ModelState.SYNCING)
+            assert measured() == [2, 0, 0]
+        assert measured() == [2, 1, 0]
+        gate.set_state(ModelState.OPEN)
+        assert measured() == [2, 1, 1]
+        gate.set_state(ModelState.SYNCING)  # nothing runs: drained at once
+        gate.set_state(ModelState.OPEN)
+        assert measured() == [0, 2, 2]
+
+    asyncio.run(run())
