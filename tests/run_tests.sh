@@ -13,7 +13,9 @@ cd "$ROOT"
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-"$PYTHON" -m pytest -q -n 2 --dist loadfile -m "not e2e and not ray" recipe/multi_policy_async/tests
+# More workers than cores: many of these tests wait for sockets.
+"$PYTHON" -m pytest -q -n 3 --dist loadfile -m "not e2e and not ray and not slow" recipe/multi_policy_async/tests
+"$PYTHON" -m pytest -q -n 2 --dist loadfile -m slow recipe/multi_policy_async/tests
 FUZZ_EXAMPLES=20 "$PYTHON" -m pytest -q -m fuzz recipe/multi_policy_async/tests
 "$PYTHON" -m pytest -q -m "ray and not e2e" recipe/multi_policy_async/tests
 if [ "${E2E:-1}" != 0 ]; then

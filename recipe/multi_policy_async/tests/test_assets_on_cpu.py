@@ -39,6 +39,8 @@ from recipe.multi_policy_async.assets.prepare_tasks import build_tasks, main, wr
 from recipe.multi_policy_async.assets.tiny_tool_user import SYSTEMS, tool_user_transcript
 from recipe.multi_policy_async.assets.tiny_transcripts import ROLES, ChainSum, transcripts
 
+pytestmark = pytest.mark.slow
+
 MICRO = replace(
     TINY,
     shape={

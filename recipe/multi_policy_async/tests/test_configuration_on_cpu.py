@@ -69,6 +69,7 @@ def test_composing_imports_neither_torch_nor_verl_nor_ray(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_verl_itself_accepts_the_composed_tree(plain_job):
     """verl's dataclasses know every key, and its own checks pass."""
     config_tools = pytest.importorskip("verl.utils.config")

@@ -35,6 +35,8 @@ from .fakes.gateway_process import DEFAULTS, read_records
 from .fakes.gateway_world import MAPPING, Texts
 from .fakes.tiny_model_folder import make_model_folder
 
+pytestmark = pytest.mark.slow
+
 MODULE = f"{__package__}.fakes.gateway_process"
 MODELS = ("planner_model", "solver_model")
 WORKFLOWS = [f"e0-t{task}-s{sample}-a0" for task in range(6) for sample in range(4)]

@@ -29,6 +29,8 @@ from .fakes.gateway_world import Texts, binding, gateway_world
 from .fakes.router_programs import PROGRAMS
 from .fakes.tiny_model_folder import make_model_folder
 
+pytestmark = pytest.mark.slow
+
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
 

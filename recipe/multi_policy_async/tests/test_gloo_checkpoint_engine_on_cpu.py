@@ -25,6 +25,8 @@ from verl.checkpoint_engine.base import CheckpointEngineRegistry
 from recipe.multi_policy_async.backends.cpu.gloo_checkpoint_engine import GlooCheckpointEngine
 from recipe.multi_policy_async.backends.cpu.weights import checksum_of, tensor_digest
 
+pytestmark = pytest.mark.slow
+
 LOOPBACK = "127.0.0.1"
 
 

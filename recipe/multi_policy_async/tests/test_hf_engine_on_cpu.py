@@ -39,6 +39,8 @@ from recipe.multi_policy_async.tests.hf_engine_driver import (
 from recipe.multi_policy_async.tests.tiny_qwen3 import VOCABULARY, tiny_qwen3
 from recipe.multi_policy_async.trajectory import Version
 
+pytestmark = pytest.mark.slow
+
 TOKENS = st.integers(0, VOCABULARY - 1)
 ARRIVAL = st.fixed_dictionaries(
     {

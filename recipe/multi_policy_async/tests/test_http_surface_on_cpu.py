@@ -24,6 +24,8 @@ import pytest
 from recipe.multi_policy_async.tests.http_server import MAX_LEN, HttpServer, slow_model
 from recipe.multi_policy_async.tests.tiny_qwen3 import full_forward_log_probs, tiny_qwen3
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_qwen3()
 PROMPT = [3, 1, 4, 1, 5]
 LONG = {"max_new_tokens": 240, "ignore_eos": True}

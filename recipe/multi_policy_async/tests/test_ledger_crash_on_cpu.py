@@ -25,6 +25,8 @@ import pytest
 from ..trajectory import Version
 from .fakes.workflow_records import PLANNER, SOLVER, queue_spec, record, trajectory, with_ingestor, workflow_stats
 
+pytestmark = pytest.mark.slow
+
 V0 = Version(1, 0)
 
 

@@ -26,6 +26,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from recipe.multi_policy_async.backends.cpu import plugin
 from recipe.multi_policy_async.backends.cpu.platform import PlatformCPU
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "recipe.multi_policy_async.backends.cpu.plugin"
 DEVICE_CALLS = "empty_cache synchronize set_device reset_peak_memory_stats memory_allocated max_memory_reserved".split()
 

@@ -27,6 +27,8 @@ from recipe.multi_policy_async.tests.fakes.router_programs import PROGRAMS
 from recipe.multi_policy_async.tests.http_server import MAX_LEN, HttpServer, slow_model
 from recipe.multi_policy_async.tests.tiny_qwen3 import tiny_qwen3
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_qwen3()
 PROMPT = [3, 1, 4, 1, 5]
 

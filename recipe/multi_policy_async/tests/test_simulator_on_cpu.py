@@ -14,6 +14,8 @@ from ..simulator.measured import SERVING, TRAINING, WORKFLOWS, Run
 from ..simulator.report import format_run
 from ..simulator.scenario import compose_scenario
 
+pytestmark = pytest.mark.slow
+
 # Few calls, since each costs milliseconds of the real CPU: slow servers, small groups. Simulated seconds cost nothing.
 SMALL = ["workflow.n=2", "workflow.max_concurrent=8", "simulation.warmup_s=10", "simulation.seconds=40"]
 SLOW = [*SMALL, "policy_defaults.serving.token_s=0.2"]
