@@ -10,14 +10,15 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$ROOT/scripts/setup_env.sh"
 setup_env cpu dev
 cd "$ROOT"
+TESTS=recipe/multi_policy_async/tests
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-# More workers than cores: many of these tests wait for sockets.
-"$PYTHON" -m pytest -q -n 3 --dist loadfile -m "not e2e and not ray and not slow" recipe/multi_policy_async/tests
-"$PYTHON" -m pytest -q -n 2 --dist loadfile -m slow recipe/multi_policy_async/tests
-FUZZ_EXAMPLES=20 "$PYTHON" -m pytest -q -m fuzz recipe/multi_policy_async/tests
-"$PYTHON" -m pytest -q -m "ray and not e2e" recipe/multi_policy_async/tests
+# More workers than cores: many of these tests wait for sockets. Collecting those with torch takes longer than all others.
+"$PYTHON" -m pytest -q -n 3 --dist loadfile -m "not e2e and not ray and not slow" $TESTS --ignore $TESTS/with_torch
+"$PYTHON" -m pytest -q -n 2 --dist loadfile -m slow $TESTS
+FUZZ_EXAMPLES=20 "$PYTHON" -m pytest -q -m fuzz $TESTS
+"$PYTHON" -m pytest -q -m "ray and not e2e" $TESTS
 if [ "${E2E:-1}" != 0 ]; then
   "$PYTHON" -m pytest -q -m frameworks tests/special_e2e
   "$PYTHON" -m pytest -q -m e2e tests/special_e2e

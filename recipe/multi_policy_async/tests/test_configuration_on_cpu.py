@@ -27,6 +27,8 @@ from ..configuration.schema import JobSpec
 from ..configuration.verl_tree import LEGACY_KEYS, verl_defaults
 from .config_fixtures import PLANNER, SOLVER, model_folder, problems_of, tiny_job, tiny_overrides
 
+pytestmark = pytest.mark.slow  # whole jobs are composed
+
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _LR = f"{_ACTOR}.optim.lr"
 
@@ -69,7 +71,6 @@ def test_composing_imports_neither_torch_nor_verl_nor_ray(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_verl_itself_accepts_the_composed_tree(plain_job):
     """verl's dataclasses know every key, and its own checks pass."""
     config_tools = pytest.importorskip("verl.utils.config")

@@ -22,6 +22,8 @@ pytest.importorskip("ray")
 from .. import launch  # noqa: E402
 from .config_fixtures import tiny_job  # noqa: E402
 
+pytestmark = pytest.mark.slow  # whole jobs are composed
+
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ from ..configuration.schema import JobSpec, RaySpec
 from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, main
 from .config_fixtures import PLANNER, SOLVER, tiny_overrides
 
+pytestmark = pytest.mark.slow  # whole jobs are composed
+
 SECONDS = 120  # on a busy machine; a second or two on a quiet one, eight with Ray
 
 

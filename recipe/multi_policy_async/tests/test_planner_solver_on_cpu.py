@@ -125,6 +125,7 @@ def test_a_message_is_its_own_answer_when_no_number_is_expected() -> None:
     assert extract_answer("I say <answer>no</answer>", numeric=False) == "no"
 
 
+@pytest.mark.slow
 def test_other_data_sources_are_scored_by_verls_own_scorer() -> None:
     pytest.importorskip("verl")
     task = Task(0, {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "8"}, "extra_info": {}})
@@ -132,6 +133,7 @@ def test_other_data_sources_are_scored_by_verls_own_scorer() -> None:
     assert score_message(task, "3 + 5 = 8 #### 9") == 0.0
 
 
+@pytest.mark.slow
 def test_an_unknown_data_source_is_an_error() -> None:
     pytest.importorskip("verl")
     task = Task(0, {"data_source": "unheard/of", "reward_model": {"ground_truth": "8"}, "extra_info": {}})

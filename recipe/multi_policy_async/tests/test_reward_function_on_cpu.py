@@ -64,6 +64,7 @@ def test_the_function_judges_an_answer_with_the_tasks_ground_truth_and_its_own_a
     assert score(file, "no idea") == 0.0
 
 
+@pytest.mark.slow
 def test_it_gives_what_verls_own_loader_gives(written):
     reward = pytest.importorskip("verl.trainer.ppo.reward")
     from omegaconf import OmegaConf

@@ -15,7 +15,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 
 from ..configuration.compose import build_job, compose_raw, queue_settings
@@ -257,18 +256,6 @@ class TestEstimators:
         assert not list(estimator_problems(policy, group_size=1))
         assert not queue_found(policy, group_size=1)  # min_group_size is 2, so every group is small
 
-    def test_every_estimator_of_verl_is_judged(self):
-        core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-        assert set(core_algos.AdvantageEstimator) == {*ESTIMATORS, *REFUSED_ESTIMATORS}
-
-    @pytest.mark.parametrize("name", ESTIMATORS)
-    def test_padding_does_not_change_the_advantages_of_real_rows(self, name):
-        np.testing.assert_allclose(advantages(name, pads=5), advantages(name, pads=0), rtol=1e-5, atol=1e-6)
-
-    def test_padding_changes_those_of_gpg(self):
-        """What the refusal is for."""
-        assert not np.allclose(advantages("gpg", pads=5), advantages("gpg", pads=0))
-
 
 class TestGroups:
     @pytest.fixture
@@ -330,28 +317,3 @@ def test_a_composed_job_is_checked_for_all_of_it_and_for_reweighting_that_draws_
     }
     found = problems_of(tmp_path, *(f"{PLANNER}.{key}={value}" for key, value in wrong.items()))
     assert set(found) == {f"{PLANNER}.{key}" for key in wrong if key != "async_training.require_batches"}
-
-
-def advantages(name: str, pads: int) -> np.ndarray:
-    """verl's advantages ``[8, 4]`` of groups of five and three rows, with padding rows as batch assembly makes them."""
-    torch = pytest.importorskip("torch")
-    from verl import DataProto
-    from verl.trainer.config import AlgoConfig
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
-    draw = torch.Generator().manual_seed(3)
-    lengths = torch.tensor([4, 2, 3, 1, 4, 4, 2, 3] + [0] * pads)
-    mask = (torch.arange(4) < lengths[:, None]).long()
-    rewards = torch.zeros(mask.shape)
-    rewards[range(8), lengths[:8] - 1] = torch.tensor([1.0, 0.0, 0.5, 0.0, 1.0, 0.25, 1.0, 0.0])
-    values = torch.rand((8, 4), generator=draw)
-    data = DataProto.from_dict(
-        tensors={
-            "response_mask": mask,
-            "token_level_rewards": rewards,
-            "values": torch.cat([values, torch.full((pads, 4), 7.0)]),
-        },
-        non_tensors={"uid": np.array(["a/p"] * 5 + ["b/p"] * 3 + [f"pad-{i}" for i in range(pads)], dtype=object)},
-    )
-    config = AlgoConfig(adv_estimator=name)
-    return compute_advantage(data, name, gamma=0.9, lam=0.8, config=config).batch["advantages"][:8].numpy()

@@ -28,13 +28,15 @@ from tensordict import TensorDict  # noqa: E402
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from ..ingest.batch_source import Group, TakenBatch  # noqa: E402
-from ..runtime.batch_assembly import AssembledBatch, assemble  # noqa: E402
-from ..runtime.upstream_ports import UpdateGroup  # noqa: E402
-from .fakes.fake_engine import FakeEngine  # noqa: E402
-from .fakes.gateway_world import Texts, gateway_world  # noqa: E402
-from .fakes.tiny_model_folder import make_model_folder  # noqa: E402
-from .fakes.workflow_records import trajectory  # noqa: E402
+from ...ingest.batch_source import Group, TakenBatch  # noqa: E402
+from ...runtime.batch_assembly import AssembledBatch, assemble  # noqa: E402
+from ...runtime.upstream_ports import UpdateGroup  # noqa: E402
+from ..fakes.fake_engine import FakeEngine  # noqa: E402
+from ..fakes.gateway_world import Texts, gateway_world  # noqa: E402
+from ..fakes.tiny_model_folder import make_model_folder  # noqa: E402
+from ..fakes.workflow_records import trajectory  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 SCALE = 16  # loss_scale_factor, which seq-mean-token-sum-norm needs (configuration/training_checks.py)

@@ -25,13 +25,15 @@ from omegaconf import OmegaConf  # noqa: E402
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est  # noqa: E402
 from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 
-from ..configuration.training_checks import AVERAGE_ESTIMATORS  # noqa: E402
-from ..ingest.baselines import Baseline  # noqa: E402
-from ..ingest.batch_source import Group, TakenBatch  # noqa: E402
-from ..runtime.batch_assembly import assemble, divides_by_std  # noqa: E402
-from ..runtime.estimator_check import check_estimator  # noqa: E402
-from ..trajectory import Version  # noqa: E402
-from .fakes.workflow_records import PLANNER, queue_spec, record, trajectory, with_ingestor  # noqa: E402
+from ...configuration.training_checks import AVERAGE_ESTIMATORS  # noqa: E402
+from ...ingest.baselines import Baseline  # noqa: E402
+from ...ingest.batch_source import Group, TakenBatch  # noqa: E402
+from ...runtime.batch_assembly import assemble, divides_by_std  # noqa: E402
+from ...runtime.estimator_check import check_estimator  # noqa: E402
+from ...trajectory import Version  # noqa: E402
+from ..fakes.workflow_records import PLANNER, queue_spec, record, trajectory, with_ingestor  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 V0 = Version(0, 0)
 HALF = math.sqrt(0.5)

@@ -19,9 +19,11 @@ import json
 import openai
 import pytest
 
-from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from ..fakes.fake_engine import FakeEngine
+from ..fakes.gateway_world import Texts, gateway_world
+from ..fakes.tiny_model_folder import make_model_folder
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("verl.experimental.agent_loop.tool_parser")  # here: it takes longer than a client waits
 

@@ -22,6 +22,8 @@ from recipe.multi_policy_async.backends.cpu.sampling import InvalidRequest
 from recipe.multi_policy_async.tests.hf_engine_driver import MAX_LEN, MODEL, assert_agrees, make_engine, run, submit
 from recipe.multi_policy_async.tests.tiny_qwen3 import VOCABULARY, full_forward_log_probs
 
+pytestmark = pytest.mark.slow
+
 
 def test_greedy_takes_the_most_likely_token_and_reports_its_log_prob_at_temperature_one():
     engine = make_engine()

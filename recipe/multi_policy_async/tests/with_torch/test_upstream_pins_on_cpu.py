@@ -25,6 +25,8 @@ from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncT
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # noqa: E402
 from verl.workers.rollout.llm_server import LLMServerManager  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TRAINER = FullyAsyncTrainer.__ray_actor_class__
 
 PINNED = {

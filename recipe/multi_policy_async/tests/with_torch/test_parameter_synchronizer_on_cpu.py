@@ -22,10 +22,12 @@ pytest.importorskip("verl")
 
 from verl.checkpoint_engine import CheckpointEngineManager  # noqa: E402
 
-from ..gateway_binding_registry import ModelState  # noqa: E402
-from ..runtime.parameter_synchronizer import ParameterSynchronizer, WeightChecksumError  # noqa: E402
-from ..runtime.version_tracker import VersionTracker  # noqa: E402
-from ..trajectory import Version  # noqa: E402
+from ...gateway_binding_registry import ModelState  # noqa: E402
+from ...runtime.parameter_synchronizer import ParameterSynchronizer, WeightChecksumError  # noqa: E402
+from ...runtime.version_tracker import VersionTracker  # noqa: E402
+from ...trajectory import Version  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 class FakeStatus:

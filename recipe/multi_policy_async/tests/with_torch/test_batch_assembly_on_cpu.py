@@ -25,9 +25,11 @@ pytest.importorskip("verl")
 
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage  # noqa: E402
 
-from ..ingest.batch_source import Group, TakenBatch  # noqa: E402
-from ..runtime.batch_assembly import PAD, assemble, deal_rows, updates_for  # noqa: E402
-from ..trajectory import NO_VERSION, Trajectory  # noqa: E402
+from ...ingest.batch_source import Group, TakenBatch  # noqa: E402
+from ...runtime.batch_assembly import PAD, assemble, deal_rows, updates_for  # noqa: E402
+from ...trajectory import NO_VERSION, Trajectory  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 def row(group: int, member: int, rng: np.random.Generator, version: int = 3) -> Trajectory:

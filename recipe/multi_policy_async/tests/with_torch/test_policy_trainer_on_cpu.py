@@ -26,20 +26,22 @@ pytest.importorskip("verl")
 from tensordict import TensorDict  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from ..checkpoint_coordinator import CheckpointSchedule  # noqa: E402
-from ..configuration.schema import CheckpointSpec  # noqa: E402
-from ..ingest.baselines import Baseline  # noqa: E402
-from ..ingest.batch_source import (  # noqa: E402
+from ...checkpoint_coordinator import CheckpointSchedule  # noqa: E402
+from ...configuration.schema import CheckpointSpec  # noqa: E402
+from ...ingest.baselines import Baseline  # noqa: E402
+from ...ingest.batch_source import (  # noqa: E402
     End,  # noqa: E402
     Group,
     TakenBatch,
 )
-from ..runtime import policy_trainer as module  # noqa: E402
-from ..runtime.policy_trainer import NonFiniteStepError, PolicyTrainer  # noqa: E402
-from ..runtime.upstream_ports import UpdateGroup  # noqa: E402
-from ..runtime.verl_adapter import TrainingStopException  # noqa: E402
-from ..trajectory import Version  # noqa: E402
-from .fakes.workflow_records import trajectory  # noqa: E402
+from ...runtime import policy_trainer as module  # noqa: E402
+from ...runtime.policy_trainer import NonFiniteStepError, PolicyTrainer  # noqa: E402
+from ...runtime.upstream_ports import UpdateGroup  # noqa: E402
+from ...runtime.verl_adapter import TrainingStopException  # noqa: E402
+from ...trajectory import Version  # noqa: E402
+from ..fakes.workflow_records import trajectory  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 class FakeSource:
