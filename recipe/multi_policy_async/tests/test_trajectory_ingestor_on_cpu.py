@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""TrajectoryIngestor: acks, groups, takes, staleness and admission (invariants 2, 3, 4, 6, 10 of design.md)."""
+"""TrajectoryIngestor: acks, groups, takes, staleness and ends (invariants 2, 3, 4, 6, 10 of design.md)."""
 
 import asyncio
 import sqlite3
@@ -25,27 +25,17 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
     finish_task,
-    has_room,
     queue_spec,
     record,
+    register_both,
+    stats_of,
     trajectory,
     with_ingestor,
     workflow_stats,
 )
-from recipe.multi_policy_async.trajectory import Version, VersionSpan
+from recipe.multi_policy_async.trajectory import Version
 
 V0 = Version(0, 0)
-
-
-async def _open(ingestor):
-    for model_id in (PLANNER, SOLVER):
-        await ingestor.register_policy(model_id, queue_spec(), True)
-
-
-async def _model(ingestor, model_id=PLANNER):
-    stats = (await ingestor.stats())[model_id]
-    assert stats["unaccounted"] == 0, "invariant 3"
-    return stats
 
 
 def test_a_finished_task_becomes_one_group_with_its_rows_exactly_as_sampled(tmp_path):
@@ -96,11 +86,11 @@ def test_a_waiting_take_is_woken_by_the_group_that_completes_it(tmp_path):
 
 def test_the_same_record_again_gets_the_first_answer_and_adds_nothing(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await ingestor.issue("e0-t0-s0-a0", 1)
         rows = [trajectory("e0-t0-s0-a0"), trajectory("e0-t0-s0-a0", model=SOLVER), trajectory("e0-t0-s0-a0", row=1)]
         answers = [await ingestor.ingest(record("e0-t0-s0-a0", *rows, score=1.0)) for _ in range(2)]
-        return answers, (await _model(ingestor))["accepted"]
+        return answers, (await stats_of(ingestor))["accepted"]
 
     answers, accepted = with_ingestor(tmp_path, scenario)
     assert answers == [{PLANNER: 2, SOLVER: 1}] * 2 and accepted == 2
@@ -118,19 +108,19 @@ def test_the_same_record_again_gets_the_first_answer_and_adds_nothing(tmp_path):
 )
 def test_the_same_id_with_other_content_is_refused(tmp_path, other):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await ingestor.issue("e0-t0-s0-a0", 1)
         await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0")))
         with pytest.raises(ValueError, match="e0-t0-s0-a0.*other content"):
             await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **other)))
-        return (await _model(ingestor))["accepted"]
+        return (await stats_of(ingestor))["accepted"]
 
     assert with_ingestor(tmp_path, scenario) == 1
 
 
 def test_timings_and_metadata_do_not_make_a_record_another_one(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await ingestor.issue("e0-t0-s0-a0", 1)
         for seconds in (1.0, 22.5):
             row = trajectory("e0-t0-s0-a0", metadata={"seconds": seconds})
@@ -151,7 +141,7 @@ def test_timings_and_metadata_do_not_make_a_record_another_one(tmp_path):
 )
 def test_a_record_that_cannot_be_accounted_for_is_refused_with_the_workflow_id(tmp_path, change, message):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await ingestor.issue("e0-t0-s0-a0", 1)
         with pytest.raises(ValueError, match=f"workflow e0-t0-s0-a0.*{message}"):
             await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **change)))
@@ -162,7 +152,7 @@ def test_a_record_that_cannot_be_accounted_for_is_refused_with_the_workflow_id(t
 
 def test_a_workflow_that_was_never_issued_is_refused(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         with pytest.raises(ValueError, match="never issued"):
             await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0")))
 
@@ -171,7 +161,7 @@ def test_a_workflow_that_was_never_issued_is_refused(tmp_path):
 
 def test_only_one_attempt_of_a_sample_becomes_terminal(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         first, second = "e0-t0-s0-a0", "e0-t0-s0-a1"
         assert await ingestor.issue(first, 1) == await ingestor.issue(second, 1) == "issued"
         late = await ingestor.ingest(record(first, trajectory(first)))
@@ -180,20 +170,20 @@ def test_only_one_attempt_of_a_sample_becomes_terminal(tmp_path):
         await ingestor.issue("e0-t1-s0-a1", 1)
         with pytest.raises(ValueError, match="later attempt"):
             await ingestor.issue("e0-t1-s0-a0", 1)
-        return late, kept, again, (await _model(ingestor))["accepted"]
+        return late, kept, again, (await stats_of(ingestor))["accepted"]
 
     assert with_ingestor(tmp_path, scenario) == ({}, {PLANNER: 1}, "terminal", 1)
 
 
 def test_a_group_that_is_too_small_is_dropped_with_its_reason(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         for sample in range(3):
             await ingestor.issue(f"e0-t0-s{sample}-a0", 3)
         await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0"), trajectory("e0-t0-s0-a0", model=SOLVER)))
         await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0")))
         await ingestor.ingest(record("e0-t0-s2-a0", status="no_calls"))
-        return (await _model(ingestor))["dropped"], (await _model(ingestor, SOLVER))["dropped"]
+        return (await stats_of(ingestor))["dropped"], (await stats_of(ingestor, SOLVER))["dropped"]
 
     assert with_ingestor(tmp_path, scenario) == ({}, {"group_too_small": 1})
 
@@ -216,7 +206,7 @@ def test_rows_that_must_not_be_trained_are_dropped_by_rule(tmp_path, status, cha
         await ingestor.register_policy(PLANNER, queue_spec(min_group_size=1), True)
         await ingestor.issue("e0-t0-s0-a0", 1)
         await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", **change), status=status))
-        return await _model(ingestor)
+        return await stats_of(ingestor)
 
     stats = with_ingestor(tmp_path, scenario, **rules)
     assert stats["dropped"] == ({reason: 1} if reason else {})
@@ -228,7 +218,7 @@ def test_rows_of_a_frozen_policy_are_recorded_and_never_queued(tmp_path):
         await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=None), False)
         await ingestor.register_policy(SOLVER, queue_spec(), True)
         await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
-        return await _model(ingestor), await _model(ingestor, SOLVER)
+        return await stats_of(ingestor), await stats_of(ingestor, SOLVER)
 
     frozen, trained = with_ingestor(tmp_path, scenario)
     assert (frozen["accepted"], frozen["recorded"], frozen["queue_groups"]) == (2, 2, 0)
@@ -242,7 +232,7 @@ def test_an_over_full_queue_loses_its_oldest_whole_groups_and_nothing_of_the_oth
         for task in range(4):
             await finish_task(ingestor, task, models=(PLANNER, SOLVER))
         batch = await ingestor.take(PLANNER, 2, V0, 1)
-        return batch, await _model(ingestor), await _model(ingestor, SOLVER)
+        return batch, await stats_of(ingestor), await stats_of(ingestor, SOLVER)
 
     batch, planner, solver = with_ingestor(tmp_path, scenario)
     assert [group.group_id for group in batch.groups] == ["e0-t2/planner", "e0-t3/planner"]
@@ -258,7 +248,7 @@ def test_groups_above_the_staleness_bound_are_dropped_where_they_are_taken(tmp_p
         for version in range(3):
             await finish_task(ingestor, version, version=version)
         batch = await ingestor.take(PLANNER, 3, Version(0, 3), 0.05)
-        return batch, await _model(ingestor)
+        return batch, await stats_of(ingestor)
 
     batch, stats = with_ingestor(tmp_path, scenario)
     assert [g.group_id for g in (batch.groups if batch else ())] == [f"e0-t{task}/planner" for task in taken]
@@ -274,14 +264,14 @@ def test_staleness_counts_the_oldest_token_of_the_oldest_row(tmp_path):
         mixed = np.array([3, -1, 5], dtype=np.int32)
         await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", version=5)))
         await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0", versions=mixed)))
-        return await ingestor.take(PLANNER, 1, Version(0, 5), 0.05), (await _model(ingestor))["dropped"]
+        return await ingestor.take(PLANNER, 1, Version(0, 5), 0.05), (await stats_of(ingestor))["dropped"]
 
     assert with_ingestor(tmp_path, scenario) == (None, {"stale": 2})
 
 
 def test_consumed_rows_are_never_taken_again(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         for task in range(3):
             await finish_task(ingestor, task)
         first = await ingestor.take(PLANNER, 1, V0, 1)
@@ -290,7 +280,7 @@ def test_consumed_rows_are_never_taken_again(tmp_path):
             await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
         with pytest.raises(ValueError, match="is not taken"):
             await ingestor.mark_consumed(PLANNER, second.batch_id, 1, 0)
-        return [group.group_id for group in second.groups], await _model(ingestor)
+        return [group.group_id for group in second.groups], await stats_of(ingestor)
 
     groups, stats = with_ingestor(tmp_path, scenario)
     assert groups == ["e0-t1/planner", "e0-t2/planner"] and stats["trained"] == 6 and stats["queued"] == 0
@@ -298,13 +288,13 @@ def test_consumed_rows_are_never_taken_again(tmp_path):
 
 def test_a_batch_that_its_trainer_died_with_comes_first_for_the_next_one(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         for task in range(2):
             await finish_task(ingestor, task)
         await ingestor.take(PLANNER, 1, V0, 1)
         incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
         again = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
-        return again.groups[0].group_id, (await _model(ingestor))["queued"]
+        return again.groups[0].group_id, (await stats_of(ingestor))["queued"]
 
     assert with_ingestor(tmp_path, scenario) == ("e0-t0/planner", 2)
 
@@ -313,7 +303,7 @@ def test_a_group_that_trainer_after_trainer_dies_with_is_poison(tmp_path):
     """The next group is taken then; a trainer that dies without a batch accuses none."""
 
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         for task in range(2):
             await finish_task(ingestor, task)
         seen, incarnation = [], 0
@@ -322,7 +312,7 @@ def test_a_group_that_trainer_after_trainer_dies_with_is_poison(tmp_path):
                 batch = await ingestor.take(PLANNER, 1, Version(incarnation, 0), 1)
                 seen.append(batch.groups[0].group_id)
             incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True)
-        stats = await _model(ingestor)
+        stats = await stats_of(ingestor)
         return seen, stats["dropped"], stats["queued"], stats["unaccounted"]
 
     seen, dropped, queued, unaccounted = with_ingestor(tmp_path, scenario, max_give_backs=1)
@@ -332,20 +322,20 @@ def test_a_group_that_trainer_after_trainer_dies_with_is_poison(tmp_path):
 
 def test_a_batch_can_be_dropped_only_under_a_reason_of_the_closed_list(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await finish_task(ingestor, 0)
         batch = await ingestor.take(PLANNER, 1, V0, 1)
         with pytest.raises(ValueError, match="'because' is not one of stale, surplus"):
             await ingestor.drop(PLANNER, batch.batch_id, "because")
         await ingestor.drop(PLANNER, batch.batch_id, "non_finite")
-        return (await _model(ingestor))["dropped"]
+        return (await stats_of(ingestor))["dropped"]
 
     assert with_ingestor(tmp_path, scenario) == {"non_finite": 2}
 
 
 def test_a_retired_policy_gets_the_end_and_its_later_rows_are_counted(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
         await ingestor.issue("e0-t1-s0-a0", 2)
         await ingestor.issue("e0-t1-s1-a0", 2)
@@ -354,7 +344,7 @@ def test_a_retired_policy_gets_the_end_and_its_later_rows_are_counted(tmp_path):
         await asyncio.sleep(0)
         await ingestor.retire(PLANNER)
         await ingestor.ingest(record("e0-t1-s1-a0", trajectory("e0-t1-s1-a0")))
-        return await taking, await _model(ingestor), await _model(ingestor, SOLVER)
+        return await taking, await stats_of(ingestor), await stats_of(ingestor, SOLVER)
 
     answer, planner, solver = with_ingestor(tmp_path, scenario)
     assert isinstance(answer, End) and "retired" in answer.reason
@@ -364,7 +354,7 @@ def test_a_retired_policy_gets_the_end_and_its_later_rows_are_counted(tmp_path):
 
 def test_at_the_end_of_data_a_trainer_gets_the_rest_and_then_the_end(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         taking = asyncio.create_task(ingestor.take(PLANNER, 5, V0, 10))
         await finish_task(ingestor, 0)
         await ingestor.end_of_data()
@@ -376,7 +366,7 @@ def test_at_the_end_of_data_a_trainer_gets_the_rest_and_then_the_end(tmp_path):
 
 def test_a_dead_producer_is_told_at_once_with_its_cause(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         taking = asyncio.create_task(ingestor.take(PLANNER, 5, V0, 10))
         await asyncio.sleep(0)
         await ingestor.producer_died("the driver ran out of memory")
@@ -429,110 +419,6 @@ def test_groups_are_cut_as_configured(tmp_path, group_by, groups):
     assert {g.group_id: (g.agent_id, len(g.trajectories)) for g in batch.groups} == groups
 
 
-def test_admission_waits_at_the_lead_and_goes_on_when_a_new_version_takes(tmp_path):
-    """A consumed group still runs ahead of the served weights until the trainer takes at a newer version."""
-
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=2), True)
-        rooms = []
-        for task in range(2):
-            rooms.append(await ingestor.admit(0, task, 2, 0.01))
-            await finish_task(ingestor, task)
-        rooms.append(await ingestor.admit(0, 2, 2, 0.01))
-        batch = await ingestor.take(PLANNER, 2, V0, 1)
-        rooms.append(has_room(ingestor))
-        await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
-        rooms.append(has_room(ingestor))
-        waiting = asyncio.create_task(ingestor.admit(0, 2, 2, 5))
-        assert await ingestor.take(PLANNER, 2, Version(0, 1), 0.01) is None
-        rooms.append(await waiting)
-        return rooms
-
-    assert with_ingestor(tmp_path, scenario) == [True, True, False, False, False, True]
-
-
-@pytest.mark.parametrize(("rule", "room"), [("any", True), ("all", False)])
-def test_a_full_policy_stops_admission_alone_only_under_the_rule_all(tmp_path, rule, room):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=1), True)
-        await ingestor.register_policy(SOLVER, queue_spec(max_lead_groups=8), True)
-        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
-        return has_room(ingestor)
-
-    assert with_ingestor(tmp_path, scenario, admission=rule) is room
-
-
-@pytest.mark.parametrize("how", ["frozen", "retired", "paused"])
-@pytest.mark.parametrize("rule", ["any", "all"])
-def test_a_policy_that_cannot_train_now_has_no_say_in_admission(tmp_path, how, rule):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=1), how != "frozen")
-        await ingestor.register_policy(SOLVER, queue_spec(max_lead_groups=2), True)
-        if how == "retired":
-            await ingestor.retire(PLANNER)
-        if how == "paused":
-            await ingestor.pause(PLANNER)
-        rooms = []
-        for task in range(2):
-            rooms.append(has_room(ingestor))
-            await finish_task(ingestor, task, models=(PLANNER, SOLVER))
-        return [*rooms, has_room(ingestor)]
-
-    assert with_ingestor(tmp_path, scenario, admission=rule) == [True, True, False]
-
-
-def test_a_policy_that_gets_no_groups_is_warned_of_and_starves_at_its_limit(tmp_path, caplog):
-    async def scenario(ingestor):
-        for model_id in (PLANNER, SOLVER):
-            await ingestor.register_policy(model_id, queue_spec(idle_tasks_limit=70), True)
-        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
-        for task in range(1, 70):
-            await finish_task(ingestor, task)
-        idle = {model_id: each["idle_tasks"] for model_id, each in (await ingestor.stats()).items()}
-        before = await ingestor.starving()
-        await finish_task(ingestor, 70)
-        at_limit = await ingestor.starving()
-        await ingestor.retire(SOLVER)
-        return idle, before, at_limit, await ingestor.starving()
-
-    idle, before, at_limit, retired = with_ingestor(tmp_path, scenario)
-    assert idle == {PLANNER: 0, SOLVER: 69} and before is None and retired is None
-    assert at_limit.startswith("policy solver_model got no group from the last 70 tasks")
-    warnings = [entry.message for entry in caplog.records if entry.levelname == "WARNING"]
-    assert len(warnings) == 1 and warnings[0].startswith("policy solver_model got no group from the last 64 tasks")
-
-
-@pytest.mark.parametrize("how", ["frozen", "retired", "paused", "without a limit"])
-def test_a_policy_that_need_not_train_never_starves(tmp_path, how):
-    async def scenario(ingestor):
-        limit = None if how == "without a limit" else 1
-        await ingestor.register_policy(PLANNER, queue_spec(), True)
-        await ingestor.register_policy(SOLVER, queue_spec(idle_tasks_limit=limit), how != "frozen")
-        if how == "retired":
-            await ingestor.retire(SOLVER)
-        if how == "paused":
-            await ingestor.pause(SOLVER)
-        for task in range(3):
-            await finish_task(ingestor, task)
-        return await ingestor.starving()
-
-    assert with_ingestor(tmp_path, scenario) is None
-
-
-def test_admission_learns_how_rarely_a_policy_is_called(tmp_path):
-    """Else a policy that one task in many calls would count every open task as a group of its own."""
-
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_lead_groups=2), True)
-        for task in range(30):
-            await finish_task(ingestor, task, models=())
-        for task in range(30, 60):
-            await ingestor.admit(0, task, 2, 1)
-        return await _model(ingestor)
-
-    assert with_ingestor(tmp_path, scenario)["lead_groups"] < 2
-
-
 def test_a_restarted_trainer_finds_the_batch_that_its_predecessor_took(tmp_path):
     async def scenario(ingestor):
         incarnations = [await ingestor.register_policy(PLANNER, queue_spec(), True)]
@@ -545,14 +431,14 @@ def test_a_restarted_trainer_finds_the_batch_that_its_predecessor_took(tmp_path)
         with pytest.raises(ValueError, match="is not taken"):
             await ingestor.mark_consumed(PLANNER, taken.batch_id, 1, 0)
         await ingestor.mark_consumed(PLANNER, again.batch_id, 1, 1)
-        return incarnations, await orphan, (await _model(ingestor))["trained"]
+        return incarnations, await orphan, (await stats_of(ingestor))["trained"]
 
     assert with_ingestor(tmp_path, scenario) == ([0, 1], None, 2)
 
 
 def test_a_take_that_is_cancelled_leaves_its_groups_in_the_queue(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await finish_task(ingestor, 0)
         for ticks in range(12):
             if ticks:
@@ -565,14 +451,14 @@ def test_a_take_that_is_cancelled_leaves_its_groups_in_the_queue(tmp_path):
             batch = await ingestor.take(PLANNER, 1, V0, 1) if taking.cancelled() else taking.result()
             assert batch.groups[0].group_id == f"e0-t{ticks}/planner"
             await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
-        return await _model(ingestor)
+        return await stats_of(ingestor)
 
     assert with_ingestor(tmp_path, scenario)["trained"] == 24
 
 
 def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         for task in range(10):
             name = f"e0-t{task}-s0-a0"
             await ingestor.issue(name, 1)
@@ -582,7 +468,7 @@ def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
             sending.cancel()
             await asyncio.wait({sending})
             await ingestor.ingest(record(name, trajectory(name), trajectory(name, row=1)))
-        return await _model(ingestor), workflow_stats(ingestor)
+        return await stats_of(ingestor), workflow_stats(ingestor)
 
     stats, workflows = with_ingestor(tmp_path, scenario)
     assert stats["accepted"] == 20 and workflows == {"open_tasks": 0, "in_flight": 0, "endings": {"ok": 10}}
@@ -590,7 +476,7 @@ def test_an_ingest_that_is_cancelled_is_committed_whole_or_not_at_all(tmp_path):
 
 def test_the_ingestor_answers_while_the_disk_is_slow(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await ingestor.issue("e0-t0-s0-a0", 1)
         commit = ingestor._state.ledger.commit_terminal
         ingestor._state.ledger.commit_terminal = lambda plan: (time.sleep(0.3), commit(plan))
@@ -606,7 +492,7 @@ def test_the_ingestor_answers_while_the_disk_is_slow(tmp_path):
 
 def test_an_ingest_that_the_disk_refuses_changes_nothing_and_can_be_repeated(tmp_path):
     async def scenario(ingestor):
-        await _open(ingestor)
+        await register_both(ingestor)
         await ingestor.issue("e0-t0-s0-a0", 1)
         commit = ingestor._state.ledger.commit_terminal
 
@@ -617,9 +503,9 @@ def test_an_ingest_that_the_disk_refuses_changes_nothing_and_can_be_repeated(tmp
         sent = record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0"), trajectory("e0-t0-s0-a0", row=1))
         with pytest.raises(sqlite3.OperationalError):
             await ingestor.ingest(sent)
-        before = (await _model(ingestor))["accepted"]
+        before = (await stats_of(ingestor))["accepted"]
         ingestor._state.ledger.commit_terminal = commit
-        return before, await ingestor.ingest(sent), (await _model(ingestor))["queue_groups"]
+        return before, await ingestor.ingest(sent), (await stats_of(ingestor))["queue_groups"]
 
     assert with_ingestor(tmp_path, scenario) == (0, {PLANNER: 2}, 1)
 
@@ -632,196 +518,3 @@ def test_a_trained_policy_without_a_lead_is_a_clear_error(tmp_path):
             await ingestor.take("nobody", 1, V0, 1)
 
     with_ingestor(tmp_path, scenario)
-
-
-def test_holding_needs_a_bound():
-    with pytest.raises(ValueError, match="on_stale: hold needs a bound"):
-        queue_spec(on_stale="hold")
-
-
-async def _held(ingestor, version: int, *, groups: int = 1, batches_left: int = 0) -> bool:
-    return not await ingestor.hold(PLANNER, groups, Version(0, version), batches_left, 0)
-
-
-def test_a_policy_holds_its_batch_until_the_group_that_its_next_version_would_make_stale_is_closed(tmp_path):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
-        await ingestor.take(PLANNER, 1, V0, 0)
-        for sample in range(2):
-            await ingestor.issue(f"e0-t0-s{sample}-a0", 2, 30.0)
-        await ingestor.ingest(record("e0-t0-s0-a0", trajectory("e0-t0-s0-a0", version=0)))
-        held = [await _held(ingestor, 0), await _held(ingestor, 1)]
-        holding = asyncio.create_task(ingestor.hold(PLANNER, 1, Version(0, 1), 0, 10))
-        await asyncio.sleep(0.01)
-        held.append(not holding.done())
-        await ingestor.ingest(record("e0-t0-s1-a0", trajectory("e0-t0-s1-a0", version=1)))
-        batch = await ingestor.take(PLANNER, 1, Version(0, 1), 0)
-        return held, await holding, (await _model(ingestor))["held_s"] > 0, len(batch.groups)
-
-    assert with_ingestor(tmp_path, scenario) == ([False, True, True], True, True, 1)
-
-
-async def _issue_tasks(ingestor, tasks: int, version: int) -> None:
-    """Tasks of two workflows each, issued while ``version`` is served; the first workflow of each has ended."""
-    await ingestor.take(PLANNER, 9, Version(0, version), 0)
-    for task in range(tasks):
-        for sample in range(2):
-            await ingestor.issue(f"e0-t{task}-s{sample}-a0", 2, 30.0)
-        await ingestor.ingest(record(f"e0-t{task}-s0-a0", trajectory(f"e0-t{task}-s0-a0", version=version)))
-
-
-async def _close(ingestor, task: int, version: int) -> None:
-    await ingestor.ingest(record(f"e0-t{task}-s1-a0", trajectory(f"e0-t{task}-s1-a0", version=version)))
-
-
-def test_a_batch_that_such_groups_fill_is_not_held_for_more_of_them(tmp_path):
-    """Else a policy whose tasks never stop coming would hold for ever."""
-
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
-        await _issue_tasks(ingestor, 3, version=0)
-        held = []
-        for task in range(2):
-            held.append(await _held(ingestor, 0, groups=2))
-            await _close(ingestor, task, version=0)
-        return [*held, await _held(ingestor, 0, groups=2)]
-
-    assert with_ingestor(tmp_path, scenario) == [True, True, False]
-
-
-@pytest.mark.parametrize(("tasks", "held"), [(2, False), (3, True)])
-def test_a_batch_is_held_only_for_more_groups_than_the_versions_later_batches_can_take(tmp_path, tasks, held):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
-        await _issue_tasks(ingestor, tasks, version=0)
-        return await _held(ingestor, 0, groups=2, batches_left=1)
-
-    assert with_ingestor(tmp_path, scenario) is held
-
-
-def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
-        await _issue_tasks(ingestor, 1, version=0)
-        return [await _held(ingestor, version) for version in (1, 2)]
-
-    assert with_ingestor(tmp_path, scenario) == [True, False]
-
-
-def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
-    """A task whose workflows take long closes late; in closing order it would become stale behind younger groups."""
-
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1), True)
-        await _issue_tasks(ingestor, 2, version=0)
-        await _close(ingestor, 1, version=1)
-        for sample in range(2):
-            await ingestor.issue(f"e0-t7-s{sample}-a0", 2, 30.0)
-            await ingestor.ingest(record(f"e0-t7-s{sample}-a0", trajectory(f"e0-t7-s{sample}-a0", version=1)))
-        await _close(ingestor, 0, version=1)
-        batch = await ingestor.take(PLANNER, 2, Version(0, 1), 0)
-        return [group.group_id.split("/")[0] for group in batch.groups]
-
-    assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
-
-
-def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
-        await ingestor.take(PLANNER, 1, Version(0, 4), 0)
-        await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
-        return [await _held(ingestor, version) for version in (4, 5)]
-
-    assert with_ingestor(tmp_path, scenario) == [False, True]
-
-
-@pytest.mark.parametrize("deadline_s", [None, 0.05])
-def test_a_workflow_holds_nobody_after_its_deadline(tmp_path, deadline_s):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
-        await ingestor.take(PLANNER, 1, V0, 0)
-        await ingestor.issue("e0-t0-s0-a0", 1, deadline_s)
-        return await ingestor.hold(PLANNER, 1, V0, 0, 10)
-
-    assert with_ingestor(tmp_path, scenario) is True
-
-
-def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tmp_path):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold"), True)
-        await ingestor.register_policy(SOLVER, queue_spec(max_staleness=0), True)
-        for model_id in (PLANNER, SOLVER):
-            await ingestor.take(model_id, 1, V0, 0)
-        await ingestor.issue("e0-t0-s0-a0", 1, 30.0)
-        answers = [await ingestor.hold(SOLVER, 1, V0, 0, 0), await _held(ingestor, 0)]
-        await ingestor.end_of_data()
-        answers.append(await _held(ingestor, 0))
-        return answers
-
-    assert with_ingestor(tmp_path, scenario) == [True, True, False]
-
-
-def test_while_versions_are_pinned_no_policy_publishes_and_what_is_on_its_way_arrives_first(tmp_path):
-    """Also after the data has ended, when the last versions are published."""
-
-    async def scenario(ingestor):
-        for model_id in (PLANNER, SOLVER):
-            await ingestor.register_policy(model_id, queue_spec(), True)
-        assert await ingestor.may_publish(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
-        pinned = [await ingestor.pin_versions(100, 0)]
-        pinning = asyncio.create_task(ingestor.pin_versions(100, 10))
-        await ingestor.synced(PLANNER)
-        pinned.append(await pinning)
-        waiting = asyncio.create_task(ingestor.may_publish(SOLVER, Version(0, 1), 10))
-        allowed = [await ingestor.may_publish(PLANNER, Version(0, 2), 0), waiting.done()]
-        await ingestor.end_of_data()
-        allowed.append(await ingestor.may_publish(PLANNER, Version(0, 2), 0))
-        await ingestor.unpin_versions()
-        return pinned, allowed, await waiting, await ingestor.may_publish(PLANNER, Version(0, 2), 0)
-
-    assert with_ingestor(tmp_path, scenario) == ([False, True], [False, False, False], True, True)
-
-
-def test_a_policy_that_retires_after_its_last_version_publishes_no_more(tmp_path):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(), True)
-        await ingestor.may_publish(PLANNER, Version(0, 1), 0)
-        await ingestor.retire(PLANNER)
-        return await ingestor.pin_versions(100, 0)
-
-    assert with_ingestor(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("released_by", ["time", "a dead producer"])
-def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(), True)
-        await ingestor.pin_versions(0.05 if released_by == "time" else 1000, 0)
-        if released_by != "time":
-            await ingestor.producer_died("killed")
-        return await ingestor.may_publish(PLANNER, Version(0, 1), 10)
-
-    assert with_ingestor(tmp_path, scenario)
-
-
-def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path):
-    """Partners that are frozen, or did not take part, are not named."""
-
-    def played(workflow_id, **oldest):
-        span = {f"{agent}_model": VersionSpan(Version(0, v), Version(0, v + 1)) for agent, v in oldest.items()}
-        return record(workflow_id, trajectory(workflow_id), version_vector=span)
-
-    async def scenario(ingestor):
-        for model_id in (PLANNER, SOLVER):
-            await ingestor.register_policy(model_id, queue_spec(), True)
-        await ingestor.register_policy("judge_model", queue_spec(), False)
-        for task, oldest in enumerate(({"planner": 0, "solver": 2, "judge": 0}, {"planner": 1})):
-            ids = [f"e0-t{task}-s{sample}-a0" for sample in range(2)]
-            for workflow_id in ids:
-                await ingestor.issue(workflow_id, 2)
-            for workflow_id in ids:
-                await ingestor.ingest(played(workflow_id, **oldest))
-        await ingestor.may_publish(SOLVER, Version(0, 5), 0)
-        return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
-
-    assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}

@@ -132,3 +132,16 @@ def with_ingestor(path: Path, scenario: Any, **changes: Any) -> Any:
             await ingestor.close()
 
     return asyncio.run(run())
+
+
+async def register_both(ingestor) -> None:
+    """The planner and the solver, both trained."""
+    for model_id in (PLANNER, SOLVER):
+        await ingestor.register_policy(model_id, queue_spec(), True)
+
+
+async def stats_of(ingestor, model_id: str = PLANNER) -> dict:
+    """One policy's stats, its account checked."""
+    stats = (await ingestor.stats())[model_id]
+    assert stats["unaccounted"] == 0, "invariant 3"
+    return stats
