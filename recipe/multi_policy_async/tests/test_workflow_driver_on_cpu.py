@@ -18,7 +18,6 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,182 +25,22 @@ import numpy as np
 import pytest
 
 from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, ProducerDied, TakenBatch
-from recipe.multi_policy_async.tests.fakes.gateway_control import URL, FakeGatewayControl, connection_error, http_error
+from recipe.multi_policy_async.tests.fakes.driven_job import (
+    Job,
+    Scripted,
+    eventually,
+    play,
+    workflow_spec,
+)
+from recipe.multi_policy_async.tests.fakes.gateway_control import URL, connection_error, http_error
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
-    ingest_spec,
-    queue_spec,
     workflow_stats,
 )
 from recipe.multi_policy_async.trajectory import Version
-from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
-from recipe.multi_policy_async.workflow_driver import DriverError, WorkflowDriver
+from recipe.multi_policy_async.workflow_driver import DriverError
 from recipe.multi_policy_async.workflows.base import Outcome, Task, as_outcome, mix_team_score
-from recipe.multi_policy_async.workflows.spec import ValidationSpec, WorkflowSpec
-
-MODELS = {"planner": PLANNER, "solver": SOLVER}
-
-
-class Tasks:
-    def __init__(self, size: int):
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Task:
-        return Task(index, {"prompt": [{"role": "user", "content": f"question {index}"}]})
-
-
-class Shifted(Tasks):
-    """Tasks whose numbers begin at ``first``, to tell them from those of an evaluation."""
-
-    def __init__(self, first: int):
-        super().__init__(4)
-        self._first = first
-
-    def __getitem__(self, index: int) -> Task:
-        return super().__getitem__(self._first + index)
-
-
-class Scripted:
-    """Returns 1.0, or does what ``script`` says for a task's next episode: raise, sleep, return."""
-
-    def __init__(self, script: dict[int, list[Any]] | None = None):
-        self.script = script or {}
-        self.running = self.most_running = 0
-
-    async def run(self, task: Task, agents: Any) -> Any:
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            await asyncio.sleep(0.001)
-            act = self.script.get(task.index, [1.0])
-            act = act.pop(0) if len(act) > 1 else act[0]
-            if isinstance(act, BaseException):
-                raise act
-            return await act() if callable(act) else act
-        finally:
-            self.running -= 1
-
-
-def workflow_spec(**changes: Any) -> WorkflowSpec:
-    values = {
-        "name": "scripted",
-        "path": None,
-        "kwargs": {},
-        "n": 2,
-        "timeout_s": 5.0,
-        "max_concurrent": 8,
-        "max_blocked_per_policy": 0,
-        "blocked_after_s": 0.01,
-        "max_attempts": 3,
-        "retry_wait_s": 0.001,
-        "max_failures_in_a_row": None,
-        "max_outage_s": 60.0,
-        "team_share": 0.0,
-        "dump_every": 0,
-    }
-    return WorkflowSpec(**(values | changes))
-
-
-def validation_spec(**changes: Any) -> ValidationSpec:
-    values = {
-        "every_updates": 0,
-        "before_training": True,
-        "at_end": False,
-        "n": 1,
-        "max_concurrent": 8,
-        "pin": "none",
-        "timeout_s": 10.0,
-    }
-    return ValidationSpec(**(values | changes))
-
-
-class Reach:
-    """Calls go through to ``target`` until it is dead to the caller."""
-
-    def __init__(self, target: Any):
-        self._target = target
-        self.dead = False
-
-    def __getattr__(self, name: str) -> Any:
-        async def reach(*args: Any) -> Any:
-            if self.dead:
-                raise ConnectionError("no ingestor")
-            return await getattr(self._target, name)(*args)
-
-        return reach
-
-
-class Job:
-    """Driver, fake gateway and real ingestor with both policies registered."""
-
-    def __init__(
-        self,
-        path: Path,
-        workflow: Any,
-        *,
-        tasks: int = 3,
-        lead: int = 100,
-        idle_tasks_limit: int | None = None,
-        epochs: int = 1,
-        validation: ValidationSpec | None = None,
-        **changes: Any,
-    ):
-        self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec())
-        self.reach_ingestor = Reach(self.ingestor)
-        self.gateway = FakeGatewayControl(self.reach_ingestor.ingest, MODELS)
-        self.queue = queue_spec(max_lead_groups=lead, idle_tasks_limit=idle_tasks_limit)
-        self.driver = WorkflowDriver(
-            workflow_spec(**changes),
-            workflow,
-            Tasks(tasks),
-            self.gateway,
-            self.reach_ingestor,
-            eval_tasks=Tasks(4),
-            validation=validation or validation_spec(),
-            run_dir=path,
-            shuffle=True,
-            seed=7,
-            epochs=epochs,
-            poll_s=0.05,
-        )
-
-    async def open(self) -> None:
-        for model_id in (PLANNER, SOLVER):
-            await self.ingestor.register_policy(model_id, self.queue, True)
-
-    def waits_for_training(self) -> bool:
-        return self.driver._state == "waiting for training" and not self.driver._episodes
-
-    async def endings(self) -> dict[str, int]:
-        stats = workflow_stats(self.ingestor)
-        assert stats["in_flight"] == 0, "invariant 4"
-        return stats["endings"]
-
-
-async def eventually(condition: Any) -> None:
-    """Waits for a state instead of a time, so that a busy machine changes nothing."""
-    while True:
-        answer = condition()
-        if await answer if asyncio.iscoroutine(answer) else answer:
-            return
-        await asyncio.sleep(0.002)
-
-
-def play(job: Job, scenario: Any = None) -> Any:
-    async def run() -> Any:
-        await job.open()
-        try:
-            if scenario is None:
-                return await asyncio.wait_for(job.driver.run(), 20)
-            return await asyncio.wait_for(scenario(), 20)
-        finally:
-            await job.ingestor.close()
-
-    return asyncio.run(run())
 
 
 def test_every_member_of_every_task_ends_once_and_the_trainers_are_told_the_end(tmp_path):
@@ -638,93 +477,6 @@ def test_some_episodes_are_written_down(tmp_path):
     assert lines[0]["question"].startswith("question") and lines[0]["score"] == 1.0
 
 
-def test_an_evaluation_is_one_score_of_the_team_in_which_failures_count_and_the_ledger_sees_nothing(tmp_path):
-    script = {0: [{"planner": 1.0, "solver": 0.5}], 1: [RuntimeError("no plan")], 2: [1.0], 3: [0.25]}
-    job = Job(tmp_path, Scripted(script), tasks=1)
-
-    async def scenario():
-        report = await job.driver.evaluate()
-        return report, await job.ingestor.stats(), workflow_stats(job.ingestor)
-
-    report, stats, workflows = play(job, scenario)
-    assert (report.workflows, report.failed, report.score) == (4, 1, (0.75 + 0 + 1 + 0.25) / 4)
-    assert report.rewards == {"planner": (1 + 0 + 1 + 0.25) / 4, "solver": (0.5 + 0 + 1 + 0.25) / 4}
-    assert report.last_error == "RuntimeError: no plan"
-    assert (report.first[PLANNER], report.last[PLANNER]) == (Version(0, 2), Version(1, 3))
-    assert stats[PLANNER]["accepted"] == 0 and workflows["open_tasks"] == 0
-
-
-def test_an_evaluation_goes_on_beside_production_with_slots_of_its_own(tmp_path):
-    """All of training's slots are held by workflows that do not end before the evaluation has."""
-    evaluated = asyncio.Event()
-
-    async def wait():
-        await evaluated.wait()
-        return 1.0
-
-    workflow = Scripted({task: [wait] for task in range(10, 14)})
-    job = Job(tmp_path, workflow, n=1, max_concurrent=4, validation=validation_spec(max_concurrent=2))
-    job.driver._tasks = Shifted(10)
-
-    async def scenario():
-        running = asyncio.create_task(job.driver.run())
-        await eventually(lambda: workflow.running == 4)
-        report, most = await job.driver.evaluate(), workflow.most_running
-        evaluated.set()
-        await running
-        return report.workflows, most, await job.endings()
-
-    assert play(job, scenario) == (4, 4 + 2, {"ok": 4})
-
-
-def test_a_gateway_that_is_away_makes_evaluated_workflows_fail_and_nothing_else(tmp_path):
-    job = Job(tmp_path, Scripted(), validation=validation_spec(max_concurrent=1))
-    job.gateway.errors["create_workflow"] = [http_error(503)] * 3  # of the first one, which asks three times
-    job.gateway.errors["finalize"] = [http_error(503)] * 3
-
-    report = play(job, job.driver.evaluate)
-    assert (report.workflows, report.failed, report.score) == (4, 2, 0.5)
-    assert len(job.gateway.aborted) == 2, "their sessions are released"
-
-
-def test_what_has_not_ended_when_an_evaluation_runs_out_of_time_has_failed(tmp_path):
-    script = {2: [lambda: asyncio.sleep(60)]}
-    job = Job(tmp_path, Scripted(script), validation=validation_spec(timeout_s=0.2))
-
-    report = play(job, job.driver.evaluate)
-    assert (report.workflows, report.failed, report.score) == (4, 1, 0.75)
-    assert report.last_error == "did not end within validation.timeout_s=0.2"
-    assert job.gateway.aborted == [job.gateway.created[2]]
-
-
-def test_every_task_is_played_as_often_as_configured(tmp_path):
-    job = Job(tmp_path, Scripted({0: [0.0, 1.0, 1.0]}), validation=validation_spec(n=3))
-    report = play(job, job.driver.evaluate)
-    assert (report.workflows, report.score) == (12, 11 / 12)
-    assert len(set(job.gateway.created)) == 12
-
-
-def test_a_stopped_driver_gives_up_an_evaluation(tmp_path):
-    workflow = Scripted({task: [lambda: asyncio.sleep(60)] for task in range(4)})
-    job = Job(tmp_path, workflow)
-
-    async def scenario():
-        evaluating = asyncio.create_task(job.driver.evaluate())
-        await eventually(lambda: workflow.running == 4)
-        await job.driver.stop()
-        await asyncio.wait({evaluating})
-        return workflow.running, len(job.gateway.aborted)
-
-    assert play(job, scenario) == (0, 4)
-
-
-def test_without_evaluation_tasks_that_is_said(tmp_path):
-    job = Job(tmp_path, Scripted())
-    job.driver._evaluator = None
-    with pytest.raises(ValueError, match="data.val_files names no file"):
-        play(job, job.driver.evaluate)
-
-
 def test_agents_share_the_teams_score_as_configured(tmp_path):
     job = Job(tmp_path, Scripted({0: [{"planner": 0.0, "solver": 1.0}]}), tasks=1, team_share={"planner": 0.5})
 
@@ -772,12 +524,6 @@ def test_a_workflow_may_leave_the_rewards_to_its_agents(tmp_path):
 
     # Four evaluation tasks, of which only the first leaves its reward to the agents: (0.5 + 3 * 1) / 4.
     assert play(job, scenario) == ([0.75, 0.75], 0.5, 0.875)
-
-
-def test_an_evaluation_to_which_nobody_posts_a_reward_failed(tmp_path):
-    job = Job(tmp_path, Scripted({index: [Outcome(None)] for index in range(4)}))
-    report = play(job, job.driver.evaluate)
-    assert (report.failed, report.last_error) == (4, "no reward was returned or posted")
 
 
 @pytest.mark.parametrize("share", [1.5, -0.1, {"planner": 2.0}])
