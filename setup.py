@@ -80,6 +80,7 @@ ALL_FRAMEWORKS = [package for packages in FRAMEWORKS.values() for package in pac
 
 DEV = [
     *ALL_FRAMEWORKS,
+    *SMG,
     "hypothesis==6.170.17",
     "matplotlib",
     "pytest==9.2.0",

@@ -17,7 +17,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import anthropic
 import openai
 import pytest
 
@@ -108,6 +107,8 @@ async def by_responses(client, endpoint, choice):
 async def by_messages(client, endpoint, choice):
     choice = {"any": {"type": "any"}, "named": {"type": "tool", "name": "lookup"}}[choice]
     tools = [{"name": "lookup", "description": "", "input_schema": CITY}]
+    import anthropic  # slow to import
+
     async with anthropic.AsyncAnthropic(base_url=endpoint.anthropic_base_url, api_key="x", max_retries=0) as sdk:
         answer = await sdk.messages.create(model="m", messages=ASK, max_tokens=64, tools=tools, tool_choice=choice)
     [call] = answer.content
