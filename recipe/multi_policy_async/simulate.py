@@ -15,7 +15,7 @@
 
     python -m recipe.multi_policy_async.simulate --config-name three_paces
     python -m recipe.multi_policy_async.simulate --config-name planner_solver --compare   # asynchronous or not
-    python -m recipe.multi_policy_async.simulate --config-name planner_solver --what-if   # twice of each resource
+    python -m recipe.multi_policy_async.simulate --config-name planner_solver --what-if   # more of each resource
 
 Exit codes: 0, 1 the parts deadlocked or the audit found a fault, 2 the scenario cannot be run as configured.
 """
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config-name", "-cn", default="three_paces", help="scenario to start from")
     parser.add_argument("--config-dir", "-cd", type=Path, help="folder of your own scenarios")
     parser.add_argument("--compare", action="store_true", help="asynchronous against synchronous training, in turn")
-    parser.add_argument("--what-if", action="store_true", help="again with twice of each resource: what is gained")
+    parser.add_argument("--what-if", action="store_true", help="again with more of each resource in turn")
     parser.add_argument("--json", type=Path, help="write the numbers of the run to this file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     return parser.parse_intermixed_args(argv)

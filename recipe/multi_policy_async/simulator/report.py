@@ -92,6 +92,9 @@ def _policy_advice(name: str, policy: PolicyRun, run: Run) -> str:
             f"(workflow.max_concurrent), more groups per version ({at}.training.batch_groups), or a higher "
             f"{at}.queue.max_staleness"
         )
+    if policy.bound_by == TRAINING and policy.phases["sync"] > policy.phases["train"]:
+        steps = f"{at}.training.trigger_parameter_sync_step"
+        return f"its weight syncs take {policy.phases['sync']:.0%} of the time: more batches per version, {steps}"
     if policy.bound_by == TRAINING:
         return f"its trainer is busy {policy.busy:.0%} of the time: more {at}.training.ranks"
     if policy.bound_by == SERVING:
