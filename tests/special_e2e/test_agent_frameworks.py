@@ -42,10 +42,10 @@ from recipe.multi_policy_async.gateway.spec import GatewaySpec
 from recipe.multi_policy_async.gateway_binding_registry import ModelState, ModelStatus
 from recipe.multi_policy_async.ingest.batch_source import IngestBatchSource, TakenBatch
 from recipe.multi_policy_async.multi_model_gateway_router import MultiModelGatewayRouter
+from recipe.multi_policy_async.tests.fakes.driven_job import workflow_spec
 from recipe.multi_policy_async.tests.fakes.gateway_world import DEFAULTS, binding
 from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec
 from recipe.multi_policy_async.tests.http_server import HttpServer
-from recipe.multi_policy_async.tests.test_workflow_driver_on_cpu import workflow_spec
 from recipe.multi_policy_async.trajectory import Trajectory, Version
 from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 from recipe.multi_policy_async.workflow_driver import WorkflowDriver

@@ -29,8 +29,8 @@ from ..trajectory import Version
 from ..validation_scheduler import Evaluation, ValidationScheduler
 from ..workflows.evaluation import EvaluationReport
 from .config_fixtures import problems_of, tiny_job
+from .fakes.driven_job import eventually, validation_spec
 from .fakes.workflow_records import PLANNER, SOLVER
-from .test_workflow_driver_on_cpu import eventually, validation_spec
 
 REPORT = EvaluationReport(
     workflows=8,

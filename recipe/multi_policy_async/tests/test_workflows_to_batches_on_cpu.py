@@ -29,11 +29,11 @@ from ..trajectory import Version
 from ..trajectory_ingestor import TrajectoryIngestor
 from ..workflow_driver import WorkflowDriver
 from ..workflows.base import Task
+from .fakes.driven_job import eventually, validation_spec, workflow_spec
 from .fakes.fake_engine import FakeEngine, log_prob_of
 from .fakes.gateway_world import DEFAULTS, Texts, binding
 from .fakes.tiny_model_folder import make_model_folder
 from .fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec, workflow_stats
-from .test_workflow_driver_on_cpu import eventually, validation_spec, workflow_spec
 
 MAPPING = {"planner": PLANNER, "solver": SOLVER}
 MEMBERS = 2
