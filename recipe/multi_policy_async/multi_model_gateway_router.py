@@ -18,7 +18,7 @@
     workflow driver --/control/v1--> create, finalize, abort --WorkflowRecord--> sink (the ingestor)
     model runtimes --bind, set_status--> registry and gates
 
-The class needs no Ray; ``gateway_actor_class`` wraps it for a job, ``IngestorSink`` is its way to the ingestor actor.
+The class needs no Ray; ``launch.py`` makes an actor of it, ``IngestorSink`` is its way to the ingestor actor.
 """
 
 import asyncio
@@ -107,10 +107,6 @@ class MultiModelGatewayRouter:
             self._reaping = asyncio.create_task(reaper.run())
         return self.base_url
 
-    async def get_control_key(self) -> str:
-        """The bearer key of the control API, for whoever runs workflows."""
-        return self.control_key
-
     async def bind(self, binding: ModelBinding) -> None:
         """Serve a model; see ``GatewayService.bind``."""
         await self.service.bind(binding)
@@ -162,10 +158,3 @@ class IngestorSink:
             model_id: each["queue_groups"] == 0 or each["state"] in ("frozen", "retired")
             for model_id, each in stats.items()
         }
-
-
-def gateway_actor_class(**actor_options: Any) -> Any:
-    """``MultiModelGatewayRouter`` as a Ray actor class."""
-    import ray
-
-    return ray.remote(**({"num_cpus": 0} | actor_options))(MultiModelGatewayRouter)

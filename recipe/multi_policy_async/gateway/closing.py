@@ -15,7 +15,6 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -154,6 +153,7 @@ class WorkflowCloser:
             except Exception as failure:
                 # Whatever the ingest process raised, across a process boundary: the caller has to try again.
                 logger.exception("the record of workflow %s was not taken", session.workflow_id)
+                self._metrics.error("record_not_taken")
                 if not forget:
                     raise UpstreamFailed(
                         f"the record of workflow {session.workflow_id} was not taken: {failure}"
@@ -192,8 +192,3 @@ def _summary(row: Trajectory) -> dict[str, Any]:
         "finish_reason": row.finish_reason,
         "reward": row.reward,
     }
-
-
-def count_by_model(rows: tuple[Trajectory, ...]) -> dict[str, int]:
-    """Rows per model, as a sink without a ledger would answer."""
-    return dict(Counter(row.model_id for row in rows))

@@ -78,7 +78,7 @@ class CallSlots:
         try:
             async with asyncio.timeout(timeout_s):
                 await turn
-        except BaseException:
+        except BaseException:  # also a cancelled call: the slot it may have got goes to the next, the error goes on
             if turn.done() and not turn.cancelled():  # it got a slot and the end at the same time
                 self.in_use -= 1
             else:

@@ -57,7 +57,7 @@ class Database:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever came, half a transaction must not stay; the error goes on
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")

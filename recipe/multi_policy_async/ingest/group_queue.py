@@ -246,9 +246,6 @@ class GroupQueue:
             raise ValueError(f"policy {self.model_id}: batch {batch_id!r} is not taken (settled before?)")
         return self._taken[batch_id]
 
-    def taken_batches(self) -> list[str]:
-        return list(self._taken)
-
     def consumed(self, batch_id: str, step: int) -> None:
         """The batch was trained by the step that leads to version ``step``."""
         batch = self._taken.pop(batch_id)

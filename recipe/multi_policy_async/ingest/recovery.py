@@ -38,17 +38,7 @@ def rebuild(
             open_tasks[row.task_key].groups.add(row.model_id, row.group_id, row.agent_id, _ref(row))
         else:
             closed.setdefault(row.group_id, []).append(row)
-    return [
-        QueuedGroup(
-            group_id,
-            rows[0].model_id,
-            _agent(rows),
-            tuple(_ref(row) for row in rows),
-            now,
-            give_backs=give_backs.get(group_id, 0),
-        )
-        for group_id, rows in closed.items()
-    ]
+    return [_group(group_id, rows, now, give_backs=give_backs.get(group_id, 0)) for group_id, rows in closed.items()]
 
 
 def rebuild_trained(trained: Iterable[TrainedRow], now: float) -> list[QueuedGroup]:
@@ -57,17 +47,12 @@ def rebuild_trained(trained: Iterable[TrainedRow], now: float) -> list[QueuedGro
     for row in trained:
         groups.setdefault(row.group_id, []).append(row)
     return [
-        QueuedGroup(
-            group_id,
-            rows[0].model_id,
-            _agent(rows),
-            tuple(_ref(row) for row in rows),
-            now,
-            uses=rows[0].uses,
-            last_step=rows[0].last_step,
-        )
-        for group_id, rows in groups.items()
+        _group(group_id, rows, now, uses=rows[0].uses, last_step=rows[0].last_step) for group_id, rows in groups.items()
     ]
+
+
+def _group(group_id: str, rows: Sequence[WaitingRow], now: float, **history: int) -> QueuedGroup:
+    return QueuedGroup(group_id, rows[0].model_id, _agent(rows), tuple(_ref(row) for row in rows), now, **history)
 
 
 def _agent(rows: Sequence[WaitingRow]) -> str:

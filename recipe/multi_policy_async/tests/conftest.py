@@ -13,6 +13,8 @@
 # limitations under the License.
 """What many test modules share."""
 
+from pathlib import Path
+
 import pytest
 
 from ..configuration.schema import JobSpec
@@ -23,3 +25,19 @@ from .config_fixtures import tiny_job
 def plain_job(tmp_path_factory) -> JobSpec:
     """``planner_solver_tiny`` as it is, composed once: that takes a while."""
     return tiny_job(tmp_path_factory.mktemp("plain_job"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """What a gateway reads of a model: tokenizer and template. Modules that need other ones have their own."""
+    from .fakes.tiny_model_folder import make_model_folder
+
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def texts(folder):
+    """Scripts for fake engines in the ids of ``folder``."""
+    from .fakes.gateway_world import Texts
+
+    return Texts(folder)

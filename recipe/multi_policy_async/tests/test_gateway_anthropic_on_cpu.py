@@ -14,29 +14,17 @@
 """The real anthropic client against the real gateway, over loopback."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from ..gateway_binding_registry import ModelState
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 ROOMY = {"planner_model": {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len": 1536}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def run_with(folder, engine, act, **spec):

@@ -14,26 +14,14 @@
 """OpenAI's completions: text or token ids in, captured like chat. Fakes: the engines."""
 
 import asyncio
-from pathlib import Path
 
 import openai
 import pytest
 
 from .fakes.fake_engine import FakeEngine, log_prob_of
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def play(folder, texts, scenario, *, script=None, rewards=1.0, **spec):

@@ -27,7 +27,6 @@ from ..gateway.spec import ConcurrencySpec
 from .config_fixtures import PLANNER, problems_of, tiny_job
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
 from .test_gateway_sync_on_cpu import ask, sync_weights, until
 
 W = "e0-t0-s0-a0"
@@ -158,11 +157,6 @@ class TestAdaptiveLimit:
     def test_it_needs_bounds(self, bounds):
         with pytest.raises(ValidationError, match="max_in_flight"):
             ConcurrencySpec(**({"max_in_flight": 9, "adaptive": True, "min_in_flight": 4} | bounds))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model_folder(tmp_path_factory.mktemp("model"))
 
 
 def counted(texts: Texts, engine_of: list) -> tuple[list[int], FakeEngine]:

@@ -15,7 +15,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import openai
 import pytest
@@ -23,8 +22,7 @@ import pytest
 from ..gateway_binding_registry import ModelState
 from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "weather?"}]
@@ -39,16 +37,6 @@ CALL_SCHEMA = {
     "additionalProperties": False,
 }
 NAMED = {"type": "function", "function": {"name": "lookup"}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def play(folder, script, scenario, **spec):

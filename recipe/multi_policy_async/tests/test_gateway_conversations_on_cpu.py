@@ -35,11 +35,6 @@ def folder(tmp_path_factory) -> Path:
     return make_model_folder(tmp_path_factory.mktemp("model"), merges=(("a", "b"), ("ab", "c")))
 
 
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
-
-
 ROOMY = {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len": 1536}
 
 

@@ -15,7 +15,6 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import httpx
 import openai
@@ -29,21 +28,10 @@ from ..gateway.errors import BadRequest
 from ..gateway.openai_lowering import lower_chat
 from ..gateway.openapi import agent_paths
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def two_models(folder, texts, **kwargs):

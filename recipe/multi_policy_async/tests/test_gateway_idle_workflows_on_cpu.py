@@ -22,16 +22,10 @@ from ..gateway.client import ControlError
 from ..gateway.reaping import IdleReaper
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import Texts, World, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
 
 IDLE_S = 600.0
 OLD, NEW = "left-behind", "in-use"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model_folder(tmp_path_factory.mktemp("model"))
 
 
 class Clock:

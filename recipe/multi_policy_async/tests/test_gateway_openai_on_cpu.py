@@ -15,7 +15,6 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 import numpy as np
 import openai
@@ -23,20 +22,9 @@ import pytest
 
 from .fakes.fake_engine import FakeEngine, log_prob_of
 from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def engines(texts: Texts, planner: str = "Plan: größer 😀", solver: str = "42") -> dict[str, FakeEngine]:

@@ -15,29 +15,17 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import openai
 import pytest
 
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": 2}}\n</tool_call>'
 ROOMY = {"max_prompt_length": 2048, "max_response_length": 1024, "max_model_len": 3072}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def in_turn(texts, *answers):

@@ -14,30 +14,18 @@
 """Who decides the sampling: the rollout config for a policy in training, the client otherwise."""
 
 import asyncio
-from pathlib import Path
 
 import openai
 import pytest
 
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
 ROLLOUT = {"temperature": 0.8, "top_p": 0.95, "top_k": -1}
 VAL = {"temperature": 0.3, "top_p": 1.0, "top_k": 20}
 CLIENT = {"temperature": 0.1, "top_p": 0.5, "frequency_penalty": 0.5, "seed": 7}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def sent_and_rows(folder, texts, *, asked, purpose="train", trained=True, val=None, **spec):

@@ -15,7 +15,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 
 import httpx
 import openai
@@ -23,23 +22,12 @@ import pytest
 
 from ..gateway.client import ControlError
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 BODY = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
 RETRY = {"x-stainless-retry-count": "1"}
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def one_model(folder, engine, **kwargs):

@@ -15,7 +15,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 
 import openai
 import pytest
@@ -25,22 +24,11 @@ from ..gateway.metrics import GatewayMetrics
 from ..gateway_binding_registry import ModelState
 from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, World, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import World, gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def one_model(folder, engine, **kwargs):

@@ -14,7 +14,6 @@
 """verl's client as an upstream gives the same rows as the router does."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,8 +23,7 @@ import pytest
 from ..gateway.upstream import UpstreamError
 from ..gateway.verl_upstream import VerlClientUpstream
 from .fakes.fake_engine import FakeEngine, log_prob_of
-from .fakes.gateway_world import Texts, gateway_world
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
@@ -65,16 +63,6 @@ class FullyAsyncLLMServerClient(LLMServerClient):
 
     async def generate(self, request_id, **kwargs):
         raise AssertionError("the gateway resumes, not verl's client")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 def rows_through(folder, texts, upstream, **client_kwargs):

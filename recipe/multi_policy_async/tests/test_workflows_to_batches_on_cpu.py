@@ -16,9 +16,6 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-import pytest
 
 from ..gateway.client import GatewayControlClient
 from ..gateway.spec import GatewaySpec
@@ -31,22 +28,11 @@ from ..workflow_driver import WorkflowDriver
 from ..workflows.base import Task
 from .fakes.driven_job import eventually, validation_spec, workflow_spec
 from .fakes.fake_engine import FakeEngine, log_prob_of
-from .fakes.gateway_world import DEFAULTS, Texts, binding
-from .fakes.tiny_model_folder import make_model_folder
+from .fakes.gateway_world import DEFAULTS, binding
 from .fakes.workflow_records import PLANNER, SOLVER, ingest_spec, queue_spec, workflow_stats
 
 MAPPING = {"planner": PLANNER, "solver": SOLVER}
 MEMBERS = 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def texts(folder) -> Texts:
-    return Texts(folder)
 
 
 class Sums:

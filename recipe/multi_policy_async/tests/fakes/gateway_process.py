@@ -22,12 +22,12 @@ import json
 import logging
 import pickle
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ...gateway.closing import count_by_model
 from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus
 from ...multi_model_gateway_router import MultiModelGatewayRouter
 from ...trajectory import Version, WorkflowRecord
@@ -51,7 +51,7 @@ class FileSink:
         pickle.dump(record, self._file)
         if self._flush:
             self._file.flush()
-        return count_by_model(record.trajectories)
+        return dict(Counter(row.model_id for row in record.trajectories))
 
     def close(self) -> None:
         self._file.close()
