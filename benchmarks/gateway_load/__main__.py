@@ -16,11 +16,12 @@
     python -m benchmarks.gateway_load [--router smg] [--processes 2] [--json FILE]
 
 Everything that listens is a process of its own: the engine (a fake, ``engine.py``, one port per model), one router per
-model, the gateway. In one run of about three minutes:
+model, a bare relay (``relay.py``), the gateway. In one run of about five minutes:
 
 1. 2,000 workflows are opened and stay open: each that ends is replaced. 10,000 requests go through them; memory is
    sampled meanwhile.
-2. The router alone and the gateway before it take turns, at 1, 16 and 64 requests at once, three rounds.
+2. The router alone, the relay before it and the gateway before it take turns, at 1, 16 and 64 requests at once, three
+   rounds.
 3. The same with Poisson arrivals at half the rate that the gateway reached at 64.
 4. All workflows are finalized, and every row is compared with what the engine sampled for it, id by id.
 
@@ -69,8 +70,10 @@ async def measure(options: argparse.Namespace, folder: Path, children: contextli
     }
     shared = {"agents": AGENTS, "bindings": bindings, "control_key": KEY, "flush": False}
     gateways = [_start(children, GATEWAY, shared | {"records": str(file)}) for file in records]
+    relay = _start(children, f"{__package__}.relay", {"routers": router_urls})
     pids = {
         "gateway": [gateway.pid for gateway in gateways],
+        "relay": [relay.pid],
         "router": [router.pid for router in routers.values()],
         "engine": [engine.pid],
         "client": [os.getpid()],
@@ -83,7 +86,8 @@ async def measure(options: argparse.Namespace, folder: Path, children: contextli
         "load average before": os.getloadavg()[0],
     }
     control = GatewayControlClient([gateway.hello["url"] for gateway in gateways], KEY)
-    bench = Bench(traffic, engine.hello, router_urls, control, Meter(pids))
+    direct = {"router": router_urls, "relay": {model: f"{relay.hello['url']}/{model}" for model in MODELS}}
+    bench = Bench(traffic, engine.hello, direct, control, Meter(pids))
 
     soaked, still_open = await soak(bench, options.workflows, options.requests)
     _note(soak_line(soaked))

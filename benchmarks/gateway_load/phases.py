@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The phases of a run: many open workflows; router and gateway in turn, so many at once and so many per second."""
+"""The phases of a run: many open workflows; router, relay and gateway in turn, so many at once or per second."""
 
 import asyncio
 import itertools
@@ -30,19 +30,19 @@ from .load import Client, Outcome, Request, at_once, per_second
 from .meter import Meter
 from .traffic import CALLS, Traffic, Workflow
 
-SIDES = ("router", "gateway")
+SIDES = ("router", "relay", "gateway")
 SOAK_CONCURRENCY = 64
 
 Load = Callable[[list[Request]], Awaitable[Outcome]]
 
 
 class Bench:
-    """Both ways to the engines, and what was sent through them so far.
+    """All ways to the engines, and what was sent through them so far.
 
     Args:
         traffic: requests and answers.
         engines: URL of each model's engine.
-        routers: URL of each model's router.
+        direct: URL of each model's router, and of the relay's route to it, by side.
         control: of all gateway processes.
         meter: CPU time and memory of everything that listens.
     """
@@ -51,12 +51,12 @@ class Bench:
         self,
         traffic: Traffic,
         engines: dict[str, str],
-        routers: dict[str, str],
+        direct: dict[str, dict[str, str]],
         control: GatewayControlClient,
         meter: Meter,
     ) -> None:
         self.traffic = traffic
-        self.routers = routers
+        self.direct = direct
         self.control = control
         self.meter = meter
         self.client = Client()
@@ -94,7 +94,7 @@ class Bench:
         else:
             workflows = [Workflow(next(self._numbers)) for _ in range(-(-count // len(CALLS)))]
             calls = ((workflow, call) for call in CALLS for workflow in workflows)
-            requests = [self.traffic.to_router(w, self.routers, *c) for w, c in itertools.islice(calls, count)]
+            requests = [self.traffic.to_router(w, self.direct[side], *c) for w, c in itertools.islice(calls, count)]
             self.sent += count
         before = self.meter.cpu()
         outcome = await load(requests)
@@ -166,7 +166,7 @@ async def soak(bench: Bench, workflows: int, requests: int) -> tuple[dict[str, A
 
 
 async def compare(bench: Bench, concurrency: int, count: int, rounds: int) -> list[dict[str, Any]]:
-    """Router and gateway in turn, ``count`` requests each, ``concurrency`` at once."""
+    """Router, relay and gateway in turn, ``count`` requests each, ``concurrency`` at once."""
 
     async def load(requests: list[Request]) -> Outcome:
         return await at_once(concurrency, (lambda outcome, r=r: bench.client.send(r, outcome) for r in requests))

@@ -17,6 +17,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .phases import SIDES
+
 TARGETS = {
     "added p50 at half the saturation rate, ms": 5.0,
     "added p99 at half the saturation rate, ms": 20.0,
@@ -29,27 +31,27 @@ def _median(phases: Iterable[dict[str, Any]], side: str, value: Callable[[dict[s
     return statistics.median(value(phase) for phase in phases if phase["side"] == side)
 
 
-def summarize(phases: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians over the rounds of one comparison; what the gateway adds, and its share of the router's rate."""
-    values = {
+def summarize(phases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds of one comparison; what relay and gateway add, and their shares of the router's rate."""
+    values: dict[str, Any] = {
         f"{side}_{name}": _median(phases, side, lambda phase, name=name: phase[name])
-        for side in ("router", "gateway")
+        for side in SIDES
         for name in ("p50_ms", "p99_ms", "rate")
     }
     by_round: dict[int, dict[str, dict[str, Any]]] = {}
     for phase in phases:
         by_round.setdefault(phase["round"], {})[phase["side"]] = phase
-    pairs = [(pair["router"], pair["gateway"]) for pair in by_round.values()]
-    added = {name: [gateway[name] - router[name] for router, gateway in pairs] for name in ("p50_ms", "p99_ms")}
-    return values | {
-        "added_p50_ms": statistics.median(added["p50_ms"]),
-        "added_p50_ms_by_round": added["p50_ms"],
-        "added_p99_ms": statistics.median(added["p99_ms"]),
-        "added_p99_ms_by_round": added["p99_ms"],
-        "rate_ratio": statistics.median(gateway["rate"] / router["rate"] for router, gateway in pairs),
-        "gateway_cpu_ms": _median(phases, "gateway", lambda phase: phase["cpu_ms"]["gateway"]),
-        "router_cpu_ms": _median(phases, "router", lambda phase: phase["cpu_ms"]["router"]),
-    }
+    for side in ("relay", "gateway"):
+        pairs = [(turn["router"], turn[side]) for turn in by_round.values()]
+        for name in ("p50_ms", "p99_ms"):
+            added = [measured[name] - router[name] for router, measured in pairs]
+            values |= {f"{side}_added_{name}": statistics.median(added), f"{side}_added_{name}_by_round": added}
+        ratios = [measured["rate"] / router["rate"] for router, measured in pairs]
+        values[f"{side}_rate_ratio"] = statistics.median(ratios)
+    for side in SIDES:
+        values[f"{side}_cpu_ms"] = _median(phases, side, lambda phase, side=side: phase["cpu_ms"][side])
+    cpu = [turn["gateway"]["cpu_ms"]["gateway"] / turn["relay"]["cpu_ms"]["relay"] for turn in by_round.values()]
+    return values | {"cpu_to_relay": statistics.median(cpu)}
 
 
 def verdicts(result: dict[str, Any]) -> dict[str, tuple[bool, str]]:
@@ -77,7 +79,7 @@ def verdicts(result: dict[str, Any]) -> dict[str, tuple[bool, str]]:
             f"{soak['rss_kb_per_request']:+.2f} KB per request once settled, {soak['rss_mb']['end']:.0f} MB at the end",
         ),
     }
-    measured = (open_loop["added_p50_ms"], open_loop["added_p99_ms"], open_loop["gateway_cpu_ms"])
+    measured = [open_loop[f"gateway_{name}"] for name in ("added_p50_ms", "added_p99_ms", "cpu_ms")]
     for (name, limit), value in zip(TARGETS.items(), measured, strict=True):
         found[name] = (value < limit, f"{value:.2f} (below {limit:g})")
     return found
@@ -97,11 +99,12 @@ def soak_line(soak: dict[str, Any]) -> str:
 COLUMNS = (
     "load",
     "router p50 / p99 ms",
-    "added p50 ms (rounds)",
-    "added p99 ms (rounds)",
-    "rate / router's",
-    "gateway CPU-ms",
-    "router CPU-ms",
+    "relay adds p50, p99 ms",
+    "gateway adds p50 ms (rounds)",
+    "gateway adds p99 ms (rounds)",
+    "rate / router's (relay's)",
+    "CPU-ms gateway, relay, router",
+    "gateway / relay CPU",
 )
 
 
@@ -110,11 +113,12 @@ def comparison_line(load: str, row: dict[str, Any]) -> str:
     cells = (
         load,
         f"{row['router_p50_ms']:.1f} / {row['router_p99_ms']:.1f}",
-        f"{row['added_p50_ms']:.2f} ({_list(row['added_p50_ms_by_round'])})",
-        f"{row['added_p99_ms']:.2f} ({_list(row['added_p99_ms_by_round'])})",
-        f"{row['rate_ratio']:.2f} ({row['gateway_rate']:.0f}/s)",
-        f"{row['gateway_cpu_ms']:.2f}",
-        f"{row['router_cpu_ms']:.2f}",
+        f"{row['relay_added_p50_ms']:.2f}, {row['relay_added_p99_ms']:.2f}",
+        f"{row['gateway_added_p50_ms']:.2f} ({_list(row['gateway_added_p50_ms_by_round'])})",
+        f"{row['gateway_added_p99_ms']:.2f} ({_list(row['gateway_added_p99_ms_by_round'])})",
+        f"{row['gateway_rate_ratio']:.2f} ({row['relay_rate_ratio']:.2f}), {row['gateway_rate']:.0f}/s",
+        ", ".join(f"{row[f'{side}_cpu_ms']:.2f}" for side in ("gateway", "relay", "router")),
+        f"{row['cpu_to_relay']:.2f}",
     )
     return f"| {' | '.join(cells)} |"
 

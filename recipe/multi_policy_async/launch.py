@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .component import enter_component
 from .configuration.schema import JobSpec
 from .gateway.client import GatewayControlClient
+from .gateway.collector import calm_collector
 from .gateway_group import GatewayGroup
 from .ledger import LEDGER_FILE
 from .model_async_runtime import ModelAsyncRuntime
@@ -65,6 +66,7 @@ class GatewayActor(_Watched, MultiModelGatewayRouter):
         spec = job.gateway.model_copy(update={"control_key": control_key, "port": port})
         sink = IngestorSink(ingestor)
         super().__init__(spec, job.agent_model_mapping, list(job.models), sink, sink.hungry)
+        calm_collector()
 
 
 class WorkflowDriverActor(_Watched, WorkflowDriver):

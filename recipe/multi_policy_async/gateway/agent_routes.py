@@ -145,13 +145,7 @@ class GenerationEndpoint(AgentEndpoint):
                 self.service.metrics.joined(joined.model_id)
                 return joined
         request = self.lower(parse_object(body), session)
-        started: list[Exchange] = []
-
-        async def start() -> None:
-            started.append(await self.service.start_exchange(session, agent_id, request, digest))
-
-        await watcher.wait(start())
-        return started[0]
+        return await watcher.wait(self.service.start_exchange(session, agent_id, request, digest))
 
     async def _read(self, session: WorkflowSession, exchange: Exchange, watcher: LeaveWatcher, send: Send) -> None:
         delivered = False

@@ -233,6 +233,7 @@ class Exchange:
         """No more events will come."""
         self.error = error
         self.ended = True
+        self.task = None
         self._wake()
 
     def _wake(self) -> None:

@@ -14,8 +14,8 @@
 """Small ASGI helpers of the hot path: bounded bodies, JSON answers, event streams, and noticing who left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -25,6 +25,7 @@ from .checks import parse_json
 from .errors import BadRequest, BodyTooLarge
 
 Headers = list[tuple[bytes, bytes]]
+_T = TypeVar("_T")
 
 
 class ClientLeft(Exception):
@@ -107,16 +108,19 @@ def json_response(content: Any, status: int = 200, headers: Iterable[tuple[bytes
 class LeaveWatcher:
     """Knows when the client closes its connection while an answer is in the making.
 
-    Use as an async context manager around the wait, after the body was read.
+    Use as an async context manager around the wait, after the body was read. Leaving cancels the waiting task, as
+    ``asyncio.timeout`` does: a task for every wait would be a tenth of what a call costs.
     """
 
     def __init__(self, receive: Receive) -> None:
+        self._waiting: asyncio.Task[Any] | None = None
         self._task = asyncio.get_running_loop().create_task(self._watch(receive))
 
-    @staticmethod
-    async def _watch(receive: Receive) -> None:
+    async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def __aenter__(self) -> "LeaveWatcher":
         return self
@@ -128,20 +132,24 @@ class LeaveWatcher:
     def left(self) -> bool:
         return self._task.done()
 
-    async def wait(self, awaitable: Any) -> None:
-        """Await something, or the client's leaving.
+    async def wait(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Await something that ends, or the client's leaving, which cancels it.
 
         Raises:
             ClientLeft: the client left first.
         """
-        task = asyncio.ensure_future(awaitable)
+        if self.left:
+            coroutine.close()
+            raise ClientLeft
+        self._waiting = asyncio.current_task()
         try:
-            await asyncio.wait((task, self._task), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientLeft
-            task.result()
+            return await coroutine
+        except asyncio.CancelledError:
+            if self.left and self._waiting.uncancel() == 0:
+                raise ClientLeft from None
+            raise
         finally:
-            task.cancel()
+            self._waiting = None
 
 
 async def send_event_stream(

@@ -62,6 +62,7 @@ class HttpServer:
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close first
             h11_max_incomplete_event_size=self._max_head_bytes,
         )
@@ -106,6 +107,9 @@ def _protocol(max_head_bytes: int) -> Any:
             self._in_head = True
             self._head_bytes = 0
 
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(_JoinedWrites(transport))
+
         def data_received(self, data: bytes) -> None:
             if self._in_head:
                 self._head_bytes += len(data)
@@ -124,6 +128,36 @@ def _protocol(max_head_bytes: int) -> Any:
             super().on_headers_complete()
 
     return BoundedHeadProtocol
+
+
+class _JoinedWrites:
+    """A transport that sends what is written in one turn of the loop at once.
+
+    uvicorn writes an answer's head and body apart; each write is a system call and may wake the client by itself.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(data)
+
+    def _send(self) -> None:
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -127,6 +127,7 @@ class SessionStore:
     def close(self, session: WorkflowSession, answer: dict[str, Any]) -> None:
         """Forget a session's calls; remember its answer."""
         session.state = SessionState.CLOSED
+        session.release()
         del self._open[session.workflow_id]
         self._closed[session.workflow_id] = ClosedWorkflow(
             session.workflow_id, session.token, zlib.compress(orjson.dumps(answer), 1)

@@ -16,7 +16,7 @@
 import asyncio
 import socket
 
-from ..gateway.http_server import HttpServer
+from ..gateway.http_server import HttpServer, _JoinedWrites
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
@@ -42,3 +42,40 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
 
     asyncio.run(run())
     assert delays == [False]
+
+
+class RecordingTransport:
+    def __init__(self):
+        self.seen = []
+
+    def write(self, data):
+        self.seen.append(data)
+
+    def close(self):
+        self.seen.append("closed")
+
+
+def test_head_and_body_of_an_answer_are_sent_at_once():
+    async def run():
+        transport = RecordingTransport()
+        joined = _JoinedWrites(transport)
+        joined.write(b"head")
+        joined.write(b"body")
+        await asyncio.sleep(0)
+        joined.write(b"next")
+        await asyncio.sleep(0)
+        return transport.seen
+
+    assert asyncio.run(run()) == [b"headbody", b"next"]
+
+
+def test_a_connection_that_closes_sends_the_rest_first():
+    async def run():
+        transport = RecordingTransport()
+        joined = _JoinedWrites(transport)
+        joined.write(b"last")
+        joined.close()
+        await asyncio.sleep(0)
+        return transport.seen
+
+    assert asyncio.run(run()) == [b"last", "closed"]

@@ -14,13 +14,16 @@
 """Workflows from creation to their terminal record: retries, leavers, siblings, finalize and abort."""
 
 import asyncio
+import gc
 import time
 
 import httpx
 import openai
 import pytest
 
+from ..gateway.call import Call, Exchange
 from ..gateway.client import ControlError
+from ..gateway.session import WorkflowSession
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import gateway_world
 
@@ -425,3 +428,37 @@ def test_rewards_reported_on_the_way_are_used_where_finalize_brings_none(folder,
             return [row.reward for row in world.sink.rows]
 
     assert asyncio.run(run()) == [0.75]
+
+
+@pytest.mark.parametrize("ends", ["finalized", "aborted"])
+def test_a_closed_workflow_is_freed_without_the_garbage_collector(folder, texts, ends):
+    """The collector stops every request while it looks; with references in circles it would have to look often."""
+
+    def alive():
+        found = [o for o in gc.get_objects() if isinstance(o, (Call, Exchange, WorkflowSession))]
+        return {id(o): type(o).__name__ for o in found}
+
+    async def run():
+        gc.collect()
+        others = alive()
+        async with one_model(folder, FakeEngine(texts.echoes())) as world:
+            async with Raw((await world.open(W))["planner"]) as agent:
+                first = (await agent.post()).json()["choices"][0]["message"]
+                messages = [*BODY["messages"], first, {"role": "user", "content": "and then?"}]
+                await agent.post({**BODY, "messages": messages})
+                await agent.post({**BODY, "n": 2})
+            gc.disable()
+            try:
+                before = sorted(name for key, name in alive().items() if key not in others)
+                if ends == "finalized":
+                    await world.control.finalize(W, rewards=1.0)
+                else:
+                    await world.control.abort(W)
+                await asyncio.sleep(0.05)
+                return before, [name for key, name in alive().items() if key not in others]
+            finally:
+                gc.enable()
+
+    before, after = asyncio.run(run())
+    assert before == ["Call"] * 4 + ["Exchange"] * 3 + ["WorkflowSession"]
+    assert after == []

@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from ...gateway.collector import calm_collector
 from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus
 from ...multi_model_gateway_router import MultiModelGatewayRouter
 from ...trajectory import Version, WorkflowRecord
@@ -76,6 +77,7 @@ async def serve(config: dict[str, Any]) -> None:
     for model_id, binding in config["bindings"].items():
         await router.bind(ModelBinding(model_id=model_id, **binding))
         await router.set_status(model_id, ModelStatus(ModelState.OPEN, Version(0, 1)))
+    calm_collector()
     print(json.dumps({"url": url}), flush=True)
     await until_parent_leaves()
     await router.stop()
