@@ -63,6 +63,7 @@ class _Connection(asyncio.Protocol):
     """One keep-alive connection; one request at a time."""
 
     def __init__(self) -> None:
+        self.lost = False
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[tuple[int, bytes, float]] | None = None
         self._parser: httptools.HttpResponseParser | None = None
@@ -72,7 +73,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def send(self, data: bytes) -> asyncio.Future[tuple[int, bytes, float]]:
-        """Status, body and time of the last byte."""
+        """Status (0: the connection was lost), body and time of the last byte."""
         self._parser, self._body = httptools.HttpResponseParser(self), []
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(data)
@@ -89,6 +90,7 @@ class _Connection(asyncio.Protocol):
             self._answer.set_result((self._parser.get_status_code(), b"".join(self._body), time.perf_counter()))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         if self._answer is not None and not self._answer.done():
             self._answer.set_result((0, b"", time.perf_counter()))
 
@@ -109,6 +111,8 @@ class Client:
             due: when it should have been sent, if that is what its seconds count from.
         """
         idle = self._idle.setdefault(request.address, [])
+        while idle and idle[-1].lost:  # servers close what was idle for long; nothing would ever answer there
+            idle.pop()
         if idle:
             connection = idle.pop()
         else:

@@ -21,7 +21,6 @@ input does.
 
 import json
 import sys
-from typing import Any
 
 import aiohttp
 from fastapi import FastAPI, Request
@@ -37,9 +36,9 @@ def create_app(routers: dict[str, str], http: aiohttp.ClientSession) -> FastAPI:
 
     @app.post("/{model}/generate")
     async def generate(model: str, request: Request) -> Response:
-        body: Any = await request.json()
-        async with http.post(f"{routers[model]}/generate", json=body) as answer:
-            return Response(json.dumps(await answer.json()), answer.status, media_type="application/json")
+        headers = {"content-type": "application/json"}
+        async with http.post(f"{routers[model]}/generate", data=await request.body(), headers=headers) as answer:
+            return Response(await answer.read(), answer.status, media_type="application/json")
 
     return app
 
