@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from recipe.multi_policy_async.ingest.reasons import RECORDED, RETIRED, SHUTDOWN, TRAINED
 from recipe.multi_policy_async.simulator.measured import BY_RULE, ENOUGH, Flow, PolicyRun
 from recipe.multi_policy_async.simulator.meters import Window
 
@@ -45,6 +46,8 @@ STAGE_OF_PROCESS = {  # by the names of benchmarks/footprint.py
     "ray::WorkflowDriverActor": "workflow driver",
 }
 OTHERS = "others"
+
+NOT_LOST = (None, TRAINED, RECORDED, RETIRED, SHUTDOWN)  # the last two: what waits when the job ends
 
 Record = dict[str, Any]
 
@@ -70,6 +73,11 @@ class JobRun(Flow):
         if self.cores_busy:
             bounds[CORES] = self.workflow_rate / self.cores_busy
         return bounds
+
+    @property
+    def disturbance(self) -> float:
+        """Cores that other programs used."""
+        return max(0.0, self.machine - self.cores_busy * self.cores)
 
     @property
     def bound_by_cores(self) -> bool:
@@ -189,7 +197,7 @@ def measure_policy(
         phases=shares if steps is not None else {},
         trainable_rate=sum(count for fate, count in fates.items() if fate not in BY_RULE) / window.seconds,
         trained_rate=rows / (own[-1]["time"] - own[0]["time"]) if rows else 0.0,
-        dropped={fate: count for fate, count in fates.items() if fate not in (None, "trained")},
+        dropped={fate: count for fate, count in fates.items() if fate not in NOT_LOST},
         staleness_mean=sum(step["staleness_mean"] * step["rows"] for step in own) / weights if weights else 0.0,
         staleness_max=max((step["staleness_max"] for step in own), default=0),
         version=str(own[-1]["version"]) if own else "0",

@@ -60,6 +60,8 @@ def summary(runs: Mapping[str, Sequence[JobRun]]) -> str:
     add("workflow slots", lambda run: run.slots_in_use / run.slots, ".0%")
     add("cores, this job", lambda run: run.cores_busy, ".0%")
     add("cores, whole machine", lambda run: run.machine / run.cores, ".0%")
+    others = [" ".join(f"{run.disturbance:.2f}" for run in runs[mode]) for mode in MODES]
+    lines.append(["cores of other programs, by round", *others, "", ""])
     add("CPU s per workflow", lambda run: cpu_per_workflow(run), ".3f")
     return "\n".join([table(lines), *bounds(runs)])
 

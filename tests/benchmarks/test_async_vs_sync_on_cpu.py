@@ -79,7 +79,7 @@ def write_run(
 
 
 def write_ledger(file: Path, ends: list[float]) -> None:
-    """Workflows that call both models; the solver's row of every eighth one is dropped as small."""
+    """Workflows that call both models; of eight rows of the solver one is dropped as small, one came too late."""
     ledger = sqlite3.connect(file)
     ledger.executescript(SCHEMA)
     ledger.execute("INSERT INTO tasks VALUES ('e0-t0', 0, 0, 1, NULL)")
@@ -91,7 +91,7 @@ def write_ledger(file: Path, ends: list[float]) -> None:
             (name, number, end - 1, end),
         )
         for model_id in ("solver", "judge"):
-            fate = "recorded" if model_id == "judge" else "trained" if number % 8 else "group_too_small"
+            fate = "recorded" if model_id == "judge" else ("group_too_small", "retired", *["trained"] * 6)[number % 8]
             step = 1 if fate == "trained" else None
             ledger.execute(
                 "INSERT INTO rows (trajectory_id, workflow_id, task_key, model_id, agent_id, turn, request_id,"
@@ -151,12 +151,16 @@ class TestOneRun:
         assert job.policies["solver"].trainable_rate == pytest.approx((ROWS - 1) / 4)
         assert job.policies["solver"].dropped == {"group_too_small": 4}
 
+    def test_the_machine_did_other_work_too_if_it_used_more_cores_than_the_job(self, job):
+        assert job.disturbance == 0
+        assert replace(job, machine=1.6).disturbance == pytest.approx(0.6)
+
     def test_serving_is_the_share_of_all_replicas_slots(self, job):
         assert job.policies["solver"].serving_busy == 8 / 32
 
     def test_a_frozen_policy_serves_and_trains_nothing(self, job):
         assert list(job.trained) == ["solver"]
-        assert job.policies["judge"].phases == {}
+        assert job.policies["judge"].phases == job.policies["judge"].dropped == {}
         assert job.policies["judge"].call_rate == pytest.approx(ROWS / 4)
 
     def test_staleness_is_that_of_the_rows_that_were_trained_meanwhile(self, job):
