@@ -67,8 +67,8 @@ def summary(runs: Mapping[str, Sequence[JobRun]]) -> str:
 
 
 def bounds(runs: Mapping[str, Sequence[JobRun]]) -> list[str]:
-    """Which stage bounds each mode, by its first run; in front, the cores, if they bound it."""
-    fast, slow = (runs[mode][0] for mode in MODES)
+    """Which stage bounds each mode, and whether the cores do, by the run that other programs disturbed least."""
+    fast, slow = (min(runs[mode], key=lambda run: run.disturbance) for mode in MODES)
     return [f"{line}; {describe_cores(run)}" for line, run in zip(bound_lines(fast, slow), (fast, slow), strict=True)]
 
 

@@ -198,10 +198,15 @@ class TestComparison:
         line = next(line for line in summary(runs).splitlines() if line.startswith("workflows/s"))
         assert line.split()[-1] == "1.50x"
 
-    def test_busy_cores_are_named_before_the_stage_and_free_ones_too(self, tmp_path):
+    def test_busy_cores_are_named_and_free_ones_too(self, tmp_path):
         fast, slow = bounds(self._pair(tmp_path, period=6.0, machine=1.9))
         assert fast.endswith("cores were free, 50% busy")
         assert slow.endswith("all stages by the cores, 95% busy")
+
+    def test_what_bounds_a_mode_is_read_from_its_least_disturbed_run(self, tmp_path):
+        runs = self._pair(tmp_path, period=6.0)
+        runs[MODES[0]].insert(0, replace(runs[MODES[0]][0], machine=2.0))
+        assert bounds(runs)[0].endswith("50% busy")
 
     def test_a_run_is_told_with_the_simulators_columns(self, job):
         text = run_lines(job)
