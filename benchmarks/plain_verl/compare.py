@@ -32,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from ..footprint import name_of
+from ..process_tree import cpu_seconds, difference
 from .prepare_tasks import write_plan_tasks
 from .report import Measured, Step, report
 
@@ -107,29 +107,6 @@ def read_steps(file: Path) -> list[Step]:
         return []
     records = [json.loads(line) for line in file.read_text().splitlines()]
     return [Step(record["version"], record["reward"], record["time"]) for record in records]
-
-
-Key = tuple[int, float]
-
-
-def cpu_seconds(root: psutil.Process) -> dict[Key, tuple[str, float]]:
-    """Name and CPU seconds so far of every process of the tree."""
-    found = {}
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-            found[process.pid, process.create_time()] = name_of(process), times.user + times.system
-        except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
-    return found
-
-
-def difference(before: dict[Key, tuple[str, float]], after: dict[Key, tuple[str, float]]) -> dict[str, float]:
-    """CPU seconds between two readings, by process name, the largest first."""
-    spent: dict[str, float] = {}
-    for key, (name, seconds) in after.items():
-        spent[name] = spent.get(name, 0.0) + seconds - before.get(key, (name, 0.0))[1]
-    return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
 def memory(root: psutil.Process) -> int:

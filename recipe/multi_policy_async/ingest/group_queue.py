@@ -37,6 +37,7 @@ class TakePlan:
     replayed: list[QueuedGroup] = field(default_factory=list)  # trained before, to fill up ``ready``
     drops: dict[str, list[QueuedGroup]] = field(default_factory=dict)
     missing: int = 0  # groups short of the target
+    needed: int = 0  # groups short of the smallest batch
     retry_in_s: float | None = None  # when waiting longer changes the answer by itself
 
 
@@ -72,6 +73,7 @@ class GroupQueue:
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
+        self.needed = 0  # of these, groups without which it trains nothing at all
         self.version: Version | None = None  # of the trainer's newest take
         self.held_s = 0.0
         self.publishing = False  # it may be sending a version to its servers
@@ -188,10 +190,10 @@ class GroupQueue:
                 plan.drops.setdefault(STALE, []).append(group)
             elif len(ready) < most:
                 ready.append(group)
-        if not ready:
-            plan.missing = target
-            return plan
         minimum = min(self.spec.min_batch_groups or target, target)
+        if not ready:
+            plan.missing, plan.needed = target, minimum
+            return plan
         waited = now - ready[0].closed_at
         replayed = self.replay.choose(len(ready), target, version, self.lineage) if self.replay.enabled else []
         enough = len(ready) + len(replayed) >= minimum
@@ -199,6 +201,7 @@ class GroupQueue:
             plan.ready, plan.replayed = ready, replayed
         else:
             plan.missing = target - len(ready)
+            plan.needed = max(0, minimum - len(ready) - len(replayed))
             if enough:
                 plan.retry_in_s = self.spec.coalesce_s - waited
         return plan
@@ -214,7 +217,8 @@ class GroupQueue:
             self.replay.moves_to(version.number)
         self.discard([group for groups in plan.drops.values() for group in groups])
         if not plan.ready:
-            self.missing = plan.missing or self.missing
+            if plan.missing:
+                self.missing, self.needed = plan.missing, plan.needed
             return ""
         self.missing = None
         self.discard(plan.ready)

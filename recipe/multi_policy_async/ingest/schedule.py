@@ -119,7 +119,8 @@ class Rounds(TrainAll):
     """Play tasks with everybody's newest weights, train everybody, sync, repeat: nothing overlaps.
 
     A round begins when every policy that can train has asked for a batch that it cannot get, so it has trained, and
-    published, all it could. It has as many tasks as the neediest policy misses.
+    published, all it could. It has tasks enough for every policy's smallest batch, and for the whole batch of one: a
+    rare policy with ``min_batch_groups`` makes nobody play more than can be queued.
     """
 
     def __init__(self, rule: str):
@@ -134,13 +135,19 @@ class Rounds(TrainAll):
         if not deciding:
             return super().has_room(queues, open_tasks, closed_tasks)
         if self._left == 0 and open_tasks == 0 and all(queue.missing is not None for queue in deciding):
-            self._left = max(math.ceil(queue.missing / max(queue.groups_per_task, 0.01)) for queue in deciding)
+            enough = max(_tasks(queue, queue.needed) for queue in deciding)
+            self._left = max(enough, min(_tasks(queue, queue.missing) for queue in deciding))
             for queue in queues.values():
                 queue.missing = None
         return self._left > 0
 
     def admitted(self) -> None:
         self._left = max(0, self._left - 1)
+
+
+def _tasks(queue: GroupQueue, groups: int) -> int:
+    """Tasks that bring so many groups to a policy."""
+    return math.ceil(groups / max(queue.groups_per_task, 0.01))
 
 
 def make_schedule(spec: IngestSpec) -> TrainAll:

@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .job import simulate
 from .measured import Run
-from .report import table
+from .report import MODES, bound_lines, table
 from .scenario import Scenario
 
 Compose = Callable[[Sequence[str]], Scenario]
 """Builds the scenario with overrides added."""
-
-MODES = ("asynchronous", "synchronous")
 
 
 def compare_modes(compose: Compose, rounds: int) -> tuple[str, dict[str, list[Run]]]:
@@ -40,28 +38,21 @@ def compare_modes(compose: Compose, rounds: int) -> tuple[str, dict[str, list[Ru
         runs[MODES[1]].append(simulate(compose([seeded, "ingest.schedule=sync"])))
     lines = [["rate", *MODES, "speed-up"]]
     lines.append(_speed_up("workflows/s", runs, lambda run: run.workflow_rate))
-    for name in _trained(runs[MODES[0]][0]):
+    for name in runs[MODES[0]][0].trained:
         lines.append(_speed_up(f"{name} rows/s", runs, lambda run, name=name: run.policies[name].trained_rate))
     shares = [["share of time", *MODES]]
-    slots = compose([]).workflow.max_concurrent
-    shares.append(["workflow slots in use", *_means(runs, lambda run: run.slots_in_use / slots, ".0%")])
+    shares.append(["workflow slots in use", *_means(runs, lambda run: run.slots_in_use / run.slots, ".0%")])
     for name, policy in runs[MODES[0]][0].policies.items():
         shares.append([f"serving of {name}", *_means(runs, lambda r, name=name: r.policies[name].serving_busy, ".0%")])
         if policy.trained:
             shares.append([f"trainer of {name}", *_means(runs, lambda r, name=name: r.policies[name].busy, ".0%")])
-    fast, slow = (runs[mode][0] for mode in MODES)
-    bound = [f"{name} by {fast.policies[name].bound_by}" for name in _trained(fast)]
-    bound.append(f"workflows by {fast.workflows_bound_by or 'the lead'}")
-    stages = [
-        f"{MODES[0]}, bound are: {', '.join(bound)}",
-        f"{MODES[1]}: the stages take turns, and the busiest is {_busiest(slow)}",
-    ]
-    return "\n\n".join([table(lines), table(shares), "\n".join(stages)]), runs
+    bounds = bound_lines(*(runs[mode][0] for mode in MODES))
+    return "\n\n".join([table(lines), table(shares), "\n".join(bounds)]), runs
 
 
 def what_if(compose: Compose, base: Run) -> str:
     """The scenario again with more of one resource, for each resource; gains against ``base``."""
-    trained = _trained(base)
+    trained = list(base.trained)
     lines = [["with", "workflows/s", *(f"{name} rows/s" for name in trained)]]
     lines.append(["(as it is)", *(f"{rate:.2f}" for rate in _rates(base, trained))])
     for override in _resources(base.scenario):
@@ -88,17 +79,6 @@ def _resources(scenario: Scenario) -> list[str]:
 
 def _rates(run: Run, names: Sequence[str]) -> list[float]:
     return [run.workflow_rate, *(run.policies[name].trained_rate for name in names)]
-
-
-def _trained(run: Run) -> list[str]:
-    return [name for name, policy in run.policies.items() if policy.trained]
-
-
-def _busiest(run: Run) -> str:
-    shares = {f"serving of {name}": policy.serving_busy for name, policy in run.policies.items()}
-    shares |= {f"training of {name}": policy.busy for name, policy in run.policies.items() if policy.trained}
-    stage = max(shares, key=shares.__getitem__)
-    return f"{stage}, {shares[stage]:.0%} of the time"
 
 
 def _values(runs: Mapping[str, list[Run]], value: Callable[[Run], float]) -> list[float]:

@@ -208,7 +208,9 @@ async def _play(
             for name, engine in engines.items()
         },
         workflow_rate=watch.workflows / window.seconds,
+        slots=scenario.workflow.max_concurrent,
         slots_in_use=watch.running.mean,
+        admission=scenario.ingest.admission,
         admission_share=ingestor.admission_waits.mean,
         ended_at=now(),
         fates=fates,

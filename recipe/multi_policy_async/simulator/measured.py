@@ -11,17 +11,19 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The numbers that a simulation leaves, and what bounds each rate."""
+"""The numbers that a simulation, or a real job, leaves, and what bounds each rate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..ingest.reasons import FAILED_WORKFLOW, GROUP_TOO_SMALL, NON_FINITE, TRUNCATED
-from .engine import SimulatedEngine
 from .meters import Samples
-from .scenario import Scenario
-from .trainer import SimulatedTrainer
+
+if TYPE_CHECKING:  # the numbers of a real job need no simulator
+    from .engine import SimulatedEngine
+    from .scenario import Scenario
+    from .trainer import SimulatedTrainer
 
 TRAINING, SERVING, WORKFLOWS = "training", "serving", "workflows"
 SLOTS = "workflow slots"
@@ -29,7 +31,7 @@ SLOTS = "workflow slots"
 ENOUGH = 0.9
 """A stage that does this share of what it could is what bounds the others."""
 
-_BY_RULE = (FAILED_WORKFLOW, GROUP_TOO_SMALL, NON_FINITE, TRUNCATED)  # rows that no trainer may have
+BY_RULE = (FAILED_WORKFLOW, GROUP_TOO_SMALL, NON_FINITE, TRUNCATED)  # rows that no trainer may have
 
 
 @dataclass(frozen=True)
@@ -84,19 +86,20 @@ class PolicyRun:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A simulation's outcome."""
+class Flow:
+    """What passed through all stages in the measured time."""
 
-    scenario: Scenario
     seconds: float  # that were measured
     policies: Mapping[str, PolicyRun]
     workflow_rate: float
+    slots: int
     slots_in_use: float  # mean
-    admission_share: float  # of the time: a task waited for room in training
-    ended_at: float  # simulated second
-    fates: Mapping[tuple[str, str | None], int]  # rows of the whole run by (policy, fate)
-    rows: int
-    faults: tuple[str, ...]  # what the audit found
+    admission: str  # the rule: any | all
+
+    @property
+    def trained(self) -> dict[str, PolicyRun]:
+        """The policies that are trained."""
+        return {name: policy for name, policy in self.policies.items() if policy.trained}
 
     @property
     def workflow_bounds(self) -> dict[str, float]:
@@ -109,7 +112,7 @@ class Run:
         rate = self.workflow_rate
         if not rate:
             return {}
-        bounds = {SLOTS: rate * self.scenario.workflow.max_concurrent / self.slots_in_use}
+        bounds = {SLOTS: rate * self.slots / self.slots_in_use}
         training = {}
         for name, policy in self.policies.items():
             if policy.call_rate:
@@ -117,7 +120,7 @@ class Run:
             if policy.trained and policy.trainable_rate and policy.busy:
                 training[f"training of {name}"] = policy.bounds[TRAINING] * rate / policy.trainable_rate
         if training:
-            decide = max if self.scenario.ingest.admission == "any" else min
+            decide = max if self.admission == "any" else min
             decisive = decide(training, key=training.__getitem__)
             bounds[decisive] = training[decisive]
         return bounds
@@ -129,10 +132,30 @@ class Run:
         found = {stage: rate for stage, rate in reached.items() if stage != SLOTS} or reached
         return min(found, key=found.__getitem__) if found else None
 
+    @property
+    def busiest(self) -> tuple[str, float]:
+        """The stage that works for the largest share of the time, and that share."""
+        shares = {f"serving of {name}": policy.serving_busy for name, policy in self.policies.items()}
+        shares |= {f"training of {name}": policy.busy for name, policy in self.trained.items()}
+        stage = max(shares, key=shares.__getitem__)
+        return stage, shares[stage]
+
+
+@dataclass(frozen=True)
+class Run(Flow):
+    """A simulation's outcome."""
+
+    scenario: "Scenario"
+    admission_share: float  # of the time: a task waited for room in training
+    ended_at: float  # simulated second
+    fates: Mapping[tuple[str, str | None], int]  # rows of the whole run by (policy, fate)
+    rows: int
+    faults: tuple[str, ...]  # what the audit found
+
 
 def measure_policy(
-    engine: SimulatedEngine,
-    trainer: SimulatedTrainer | None,
+    engine: "SimulatedEngine",
+    trainer: "SimulatedTrainer | None",
     begin: Mapping[str, Any],
     end: Mapping[str, Any],
     queue_groups: Samples,
@@ -147,7 +170,7 @@ def measure_policy(
     """
     seconds = engine.window.seconds
     dropped = {reason: count - begin["dropped"].get(reason, 0) for reason, count in end["dropped"].items()}
-    by_rule = sum(dropped.get(reason, 0) for reason in _BY_RULE)
+    by_rule = sum(dropped.get(reason, 0) for reason in BY_RULE)
     return PolicyRun(
         trained=trainer is not None,
         serving_busy=engine.busy.mean / engine.slots,

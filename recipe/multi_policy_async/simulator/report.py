@@ -16,7 +16,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from .measured import ENOUGH, SERVING, SLOTS, TRAINING, PolicyRun, Run
+from .measured import ENOUGH, SERVING, SLOTS, TRAINING, Flow, PolicyRun, Run
+
+MODES = ("asynchronous", "synchronous")
 
 
 def format_run(run: Run) -> str:
@@ -26,20 +28,23 @@ def format_run(run: Run) -> str:
 
 def workflow_lines(run: Run) -> str:
     """The workflows: rate, what bounds it, slots, admission."""
-    bounds = run.workflow_bounds
-    slots = run.scenario.workflow.max_concurrent
     lines = [
         f"measured: {run.seconds:g} simulated seconds",
-        f"workflows: {run.workflow_rate:.2f}/s, {run.slots_in_use:.1f} of {slots} slots in use; a task waited for room "
-        f"in training for {run.admission_share:.0%} of the time",
+        f"workflows: {run.workflow_rate:.2f}/s, {run.slots_in_use:.1f} of {run.slots} slots in use; a task waited for "
+        f"room in training for {run.admission_share:.0%} of the time",
     ]
-    if bounds:
-        ordered = sorted(bounds.items(), key=lambda item: item[1])
-        lines.append("each stage alone would allow: " + ", ".join(f"{name} {rate:.2f}/s" for name, rate in ordered))
+    if bounds := run.workflow_bounds:
+        lines.append(allowed(bounds))
     return "\n".join(lines)
 
 
-def policy_table(run: Run) -> str:
+def allowed(workflow_bounds: Mapping[str, float]) -> str:
+    """Workflows per second that each stage would allow, the least first."""
+    ordered = sorted(workflow_bounds.items(), key=lambda item: item[1])
+    return "each stage alone would allow: " + ", ".join(f"{name} {rate:.2f}/s" for name, rate in ordered)
+
+
+def policy_table(run: Flow) -> str:
     """One line per policy. Shares are of the measured time, ``of bound`` is what the trainer got of what it could."""
     head = (
         "policy|calls/wf|serving|queued calls|gate closed|queue|train|sync|hold|wait|rows/s|bound|of bound|bound by|"
@@ -62,6 +67,17 @@ def policy_table(run: Run) -> str:
     return table(lines)
 
 
+def bound_lines(fast: Flow, slow: Flow) -> list[str]:
+    """What bounds an asynchronous and a synchronous run."""
+    bound = [f"{name} by {policy.bound_by}" for name, policy in fast.trained.items()]
+    bound.append(f"workflows by {fast.workflows_bound_by or 'the lead'}")
+    stage, share = slow.busiest
+    return [
+        f"{MODES[0]}, bound are: {', '.join(bound)}",
+        f"{MODES[1]}: the stages take turns, and the busiest is {stage}, {share:.0%} of the time",
+    ]
+
+
 def audit_lines(run: Run) -> str:
     """Where all rows of the run ended, and what the audit found wrong."""
     fates: Counter[str] = Counter()
@@ -75,10 +91,9 @@ def audit_lines(run: Run) -> str:
 def advice(run: Run) -> str:
     """One line per policy, and one for the workflows where they are what bounds one."""
     lines = ["which resource to add"]
-    trained = {name: policy for name, policy in run.policies.items() if policy.trained}
-    for name, policy in trained.items():
+    for name, policy in run.trained.items():
         lines.append(f"  {name}: {_policy_advice(name, policy, run)}")
-    if any(policy.bound_by not in (TRAINING, SERVING) for policy in trained.values()):
+    if any(policy.bound_by not in (TRAINING, SERVING) for policy in run.trained.values()):
         lines.append(f"  workflows: {_workflow_advice(run)}")
     return "\n".join(lines)
 

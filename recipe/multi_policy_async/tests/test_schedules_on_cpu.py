@@ -144,6 +144,14 @@ def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_poli
     assert set(game.staleness) == {0}
 
 
+@pytest.mark.parametrize(("smallest", "surplus"), [(1, False), (None, True)])
+def test_in_rounds_a_rare_policy_with_small_batches_makes_nobody_play_more_than_fits(tmp_path, smallest, surplus):
+    """Without small batches nobody can help it: the rare policy needs the tasks."""
+    rare = Policy(calls=(1, 0, 0, 0, 0), groups=8, target=3, queue={"min_batch_groups": smallest, "coalesce_s": 0.0})
+    game = play(tmp_path, {"often": Policy(groups=8, target=4), "rare": rare}, schedule="sync")
+    assert bool(game.stats["often"]["dropped"].get("surplus")) == surplus
+
+
 def test_at_their_own_pace_policies_do_overlap(tmp_path):
     """The check above can fail."""
     game = play(tmp_path, {"a": Policy(), "b": Policy(speed=20)}, schedule="all")
