@@ -38,13 +38,12 @@ class ImageInputs:
 
     def __init__(self, processor: ImageProcessor, config: transformers.PretrainedConfig):
         self._processor = processor
-        self._config = config
         # As verl does it (utils/tokenizer/tokenizer.py:hf_processor): the methods need no more of the model than this.
         model_class = transformers.MODEL_MAPPING[type(config)]
-        model = types.SimpleNamespace(config=config)
+        self.rope_model = types.SimpleNamespace(config=config)
         for name in ("get_rope_index", "get_vision_position_ids"):
-            setattr(model, name, types.MethodType(getattr(model_class, name), model))
-        self._rope_index = model.get_rope_index
+            if hasattr(model_class, name):
+                setattr(self.rope_model, name, types.MethodType(getattr(model_class, name), self.rope_model))
 
     @classmethod
     def load(cls, model_path: str) -> "ImageInputs | None":
@@ -94,7 +93,7 @@ class ImageInputs:
                 f"trajectory {row.trajectory_id} has {int(is_image.sum())} image placeholders, its "
                 f"{len(row.images)} images take {wanted}"
             )
-        vision, _ = self._rope_index(
+        vision, _ = self.rope_model.get_rope_index(
             input_ids=ids,
             mm_token_type_ids=is_image.int(),
             image_grid_thw=grid,
