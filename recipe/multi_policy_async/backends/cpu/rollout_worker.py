@@ -269,7 +269,7 @@ def _hf_config(path: str, model_config: DictConfig) -> Any:
 
 def _eos_token_ids(path: str, model_config: Any) -> set[int]:
     """Of the model's config and its generation config together, as SGLang takes them."""
-    found = [model_config.get_text_config().eos_token_id]
+    found = [getattr(model_config.get_text_config(), "eos_token_id", None)]
     if Path(path, "generation_config.json").exists():
         found.append(GenerationConfig.from_pretrained(path).eos_token_id)
     ids: set[int] = set()

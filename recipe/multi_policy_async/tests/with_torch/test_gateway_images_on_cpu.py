@@ -16,6 +16,7 @@
 import asyncio
 import base64
 from pathlib import Path
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -250,6 +251,29 @@ def test_a_call_that_a_sync_cut_goes_on_with_its_images(folder, texts):
     assert answer == "a long answer" and row.response_ids.tolist() == texts.ids("a long answer")
     assert len(engine.requests) == 2 and engine.requests[1]["image_data"] == engine.requests[0]["image_data"]
     assert engine.requests[1]["input_ids"].count(PAD) == 1
+
+
+def test_verls_client_gets_the_images_as_verls_agent_loop_sends_them(folder, texts):
+    class LLMServerClient:
+        async def generate(self, request_id, *, prompt_ids, sampling_params, image_data=None):
+            self.prompt_ids, self.image_data = prompt_ids, image_data
+            ids = texts.ids("a cat")
+            steps = {"global_steps": 1}
+            return SimpleNamespace(
+                token_ids=ids, log_probs=[0.0] * len(ids), stop_reason="completed", extra_fields=steps
+            )
+
+    client = LLMServerClient()
+    _, [row] = run(
+        folder,
+        FakeEngine(texts.says("x")),
+        lambda agent, world: ask(agent, shows("what?", CAT)),
+        binding={"verl_client": client},
+        upstream="verl_client",
+    )
+    [image] = client.image_data
+    assert (image.mode, image.size) == ("RGB", (24, 16))
+    assert client.prompt_ids == collapse(row.prompt_ids.tolist(), PAD)
 
 
 @pytest.mark.parametrize(
