@@ -54,7 +54,8 @@ class ModelImages:
         Raises:
             BadRequest: too large, or no image that can be read.
         """
-        known = self._known.get(image)
+        digest = str(image)  # a text of its own: a key that is the value would hold it for ever
+        known = self._known.get(digest)
         if known is None:
             _check_bytes(image, spec)
             try:
@@ -63,7 +64,7 @@ class ModelImages:
                 )
             except ValueError as error:
                 raise BadRequest(f"{image.param}: the image is not usable: {error}", param=image.param) from None
-            known = self._known.setdefault(image, image)
+            known = self._known.setdefault(digest, image)
         return known
 
     def expand(self, ids: list[int], images: list[ImageContent]) -> list[int]:

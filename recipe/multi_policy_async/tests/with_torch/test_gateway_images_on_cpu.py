@@ -15,6 +15,7 @@
 
 import asyncio
 import base64
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +23,10 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 
+from recipe.multi_policy_async.gateway.image_parts import ImageContent
+from recipe.multi_policy_async.gateway.spec import GatewaySpec
 from recipe.multi_policy_async.tests.fakes.fake_engine import FakeEngine
-from recipe.multi_policy_async.tests.fakes.gateway_world import Texts, gateway_world
+from recipe.multi_policy_async.tests.fakes.gateway_world import DEFAULTS, Texts, gateway_world
 from recipe.multi_policy_async.tests.fakes.tiny_vl_folder import END, PAD, START, data_url, make_vl_folder, png, shows
 from recipe.multi_policy_async.vision import collapse
 
@@ -184,6 +187,16 @@ def test_an_image_is_held_once_however_often_it_is_sent(folder, texts):
 
     _, rows = run(folder, engine, act)
     assert rows[0].images[0] is rows[1].images[0]
+
+
+def test_an_image_is_let_go_when_nothing_shows_it_any_more(texts):
+    async def take_one():
+        image = ImageContent(CAT, "messages")
+        assert await images.take(image, GatewaySpec.model_validate(DEFAULTS)) is image and image.tokens == 6
+        return weakref.ref(image)
+
+    images = texts.tokenizer.images
+    assert asyncio.run(take_one())() is None
 
 
 def answers_otherwise(texts):
