@@ -33,6 +33,7 @@ BASE = [
     "omegaconf>=2.3,<2.4",
     "openai",
     "orjson",
+    "pillow",
     "pandas",
     "prometheus-client",
     "psutil",

@@ -61,6 +61,7 @@ class ModelBinding:
     tool_parser: str = "hermes"  # see gateway/output_parsing.py
     split_reasoning: bool = False  # <think> blocks go to reasoning_content
     concurrency: ConcurrencySpec | None = None  # None: no limit on the calls at its servers
+    exact_image_prompts: bool = False  # its servers keep the ids of a prompt with images (gateway/images.py)
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_length", "max_response_length", "max_model_len"):

@@ -236,6 +236,7 @@ class ModelAsyncRuntime:
         return ModelBinding(
             model_id=self.model_id,
             model_path=self.policy.model_path,
+            exact_image_prompts=rollout.name == "hf",
             trained=self.policy.train,
             incarnation=self.incarnation,
             sampling={

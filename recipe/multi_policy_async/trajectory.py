@@ -104,6 +104,7 @@ class Trajectory:
     incarnation: int  # of every version in ``versions``
     finish_reason: str  # "stop" | "length" | "tool_calls"
     reward: float | None = None
+    images: tuple[bytes, ...] = ()  # as they were sent, one per run of image placeholders in the ids
     metadata: dict[str, Any] = field(default_factory=dict)  # timings, attempts, overridden sampling, ...
 
     def __post_init__(self) -> None:

@@ -13,8 +13,10 @@
 # limitations under the License.
 """Settings of a trained policy that would spoil its updates, or let its job wait forever, without an error anywhere."""
 
+import json
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..ingest.spec import QueueSpec
@@ -52,6 +54,11 @@ REFUSED_ESTIMATORS = {
     "optimal_token_baseline": _NO_SQUARES,
     "tir_optimal_token_baseline": _NO_SQUARES,
 }
+
+
+NEED_IMAGES = {"qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_vl", "glm4v": "glm4v"}
+"""Model types whose forward in verl 0.9.1 fails on a micro batch without an image, and its module. With transformers 5
+the vision tower gives an object that has no ``mean`` (verl/models/transformers/<module>.py:_get_input_embeds)."""
 
 
 def batch_groups(tree: dict[str, Any]) -> int:
@@ -92,6 +99,20 @@ def user_modules() -> list[str]:
     """Modules that every process of the job imports with verl, by the user's environment."""
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
     return [module for module in modules if module and module != CPU_PLUGIN]
+
+
+def image_problems(policy: PolicyBuilder) -> Iterable[Problem]:
+    """verl can train the model on rows without an image, which padding rows are."""
+    config = Path(policy.ours["model_path"] or "") / "config.json"
+    if not policy.ours["train"] or not config.is_file():
+        return
+    kind = json.loads(config.read_text()).get("model_type")
+    if kind in NEED_IMAGES:
+        what = (
+            f"is a {kind}, whose forward in verl 0.9.1 fails on a micro batch without an image "
+            f"(verl/models/transformers/{NEED_IMAGES[kind]}.py), which padding may be"
+        )
+        yield Problem(policy.key("model_path"), what, str(policy.ours["model_path"]), fix="a Qwen3-VL, or train: false")
 
 
 def loss_problems(policy: PolicyBuilder) -> Iterable[Problem]:

@@ -30,7 +30,7 @@ from ..workflows.spec import ValidationSpec, WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID, RewardFunctionSpec
-from .training_checks import estimator_problems, loss_problems, shuffle_problems
+from .training_checks import estimator_problems, image_problems, loss_problems, shuffle_problems
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -329,6 +329,7 @@ def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) 
             policy.key("actor_rollout_ref.actor.ppo_mini_batch_size"), "must be >= 1", actor["ppo_mini_batch_size"]
         )
     yield from estimator_problems(policy, group_size)
+    yield from image_problems(policy)
     yield from loss_problems(policy)
     yield from shuffle_problems(policy)
 

@@ -18,6 +18,7 @@ from typing import Any
 from .checks import array, boolean, fault, integer, mapping, number, string
 from .constraints import forced_call
 from .errors import BadRequest, UnsupportedValue
+from .image_parts import anthropic_image, joined
 from .request import AgentRequest, Constraint, Message
 
 _MAX_STOPS = 16
@@ -101,19 +102,25 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Con
 def _system(system: Any) -> list[Message]:
     if system is None or system == []:
         return []
-    return [{"role": "system", "content": _text(system, "system")}]
+    return [{"role": "system", "content": _content(system, "system", images=False)}]
 
 
-def _text(content: Any, where: str) -> str:
+def _content(content: Any, where: str, images: bool = True) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    texts = []
+    parts: list[str | dict[str, Any]] = []
+    found = False
     for index, block in enumerate(array(content, where)):
         at = f"{where}[{index}]"
-        if mapping(block, at).get("type") != "text":
-            raise UnsupportedValue(f"{at}: blocks of type {block.get('type')!r} are not supported here", param=at)
-        texts.append(string(block.get("text"), f"{at}.text"))
-    return "\n".join(texts)
+        kind = mapping(block, at).get("type")
+        if kind == "text":
+            parts.append(string(block.get("text"), f"{at}.text"))
+        elif kind == "image" and images:
+            parts.append(anthropic_image(block, at))
+            found = True
+        else:
+            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported here", param=at)
+    return joined(parts, found)
 
 
 def _message(message: dict[str, Any], where: str) -> list[Message]:
@@ -156,22 +163,26 @@ def _assistant(parts: list[tuple[dict[str, Any], str]]) -> Message:
 
 def _user(parts: list[tuple[dict[str, Any], str]], role: str) -> list[Message]:
     lowered: list[Message] = []
-    texts: list[str] = []
+    own: list[str | dict[str, Any]] = []
+    images = False
     for block, at in parts:
         kind = block.get("type")
         if kind == "text":
-            texts.append(string(block.get("text"), f"{at}.text"))
+            own.append(string(block.get("text"), f"{at}.text"))
+        elif kind == "image" and role == "user":
+            own.append(anthropic_image(block, at))
+            images = True
         elif kind == "tool_result":
             result = block.get("content")
             lowered.append(
                 {
                     "role": "tool",
                     "tool_call_id": string(block.get("tool_use_id"), f"{at}.tool_use_id"),
-                    "content": "" if result is None else _text(result, f"{at}.content"),
+                    "content": "" if result is None else _content(result, f"{at}.content"),
                 }
             )
         else:
-            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported by this model", param=at)
-    if texts:
-        lowered.append({"role": role, "content": "\n".join(texts)})
+            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported here", param=at)
+    if own:
+        lowered.append({"role": role, "content": joined(own, images)})
     return lowered

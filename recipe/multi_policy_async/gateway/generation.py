@@ -23,6 +23,7 @@ from .call import Call
 from .concurrency import AdaptiveLimit, CallSlots
 from .errors import BadRequest, Busy, CallLost, UnsupportedValue, UpstreamFailed
 from .gate import ModelGate
+from .images import can_send
 from .metrics import GatewayMetrics
 from .output_parsing import ToolFamily, make_tool_family
 from .spec import GatewaySpec
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 class _OtherIncarnation(Exception):
     """The model was restored in mid-call: tokens of two lineages cannot be one row."""
+
+
+class _ImageSampled(UpstreamError):
+    """The model sampled an image placeholder: behind it the row could not be computed again."""
 
 
 class ServedModel:
@@ -52,7 +57,7 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.gate = gate
         self.upstream = upstream
-        self._spec = spec
+        self.spec = spec
         self._metrics = metrics
         concurrency = binding.concurrency
         self.adaptive = AdaptiveLimit(concurrency) if concurrency is not None and concurrency.adaptive else None
@@ -108,6 +113,8 @@ class ServedModel:
             try:
                 await self._wait_open(call)
                 finish = await self._sample(call, attempt)
+                if self.tokenizer.images is not None and self.tokenizer.images.reserved(call.ids):
+                    raise _ImageSampled("the model sampled an image placeholder where there is no image")
             except UpstreamRefused as error:
                 raise BadRequest(
                     f"the servers of model {self.binding.model_id} refuse this request: {error}"
@@ -116,7 +123,7 @@ class ServedModel:
                 # The old attempt is ended before the next one starts, or two of them could sample at once.
                 await self.upstream.abort(attempt.rid)
                 failures += 1
-                if failures > self._spec.upstream_retries and not isinstance(error, _OtherIncarnation):
+                if failures > self.spec.upstream_retries and not isinstance(error, _OtherIncarnation):
                     raise UpstreamFailed(f"the servers of model {self.binding.model_id} failed: {error}") from error
                 logger.info("attempt %s failed, starting again: %s", attempt.rid, error)
                 self._restart(call, "upstream", error)
@@ -136,9 +143,11 @@ class ServedModel:
     def _attempt(self, call: Call) -> Attempt:
         rid = f"{call.request_id}#{call.attempts}"
         call.attempts += 1
+        ids = call.prompt_ids + call.ids if call.ids else call.prompt_ids
+        images = call.prompt.images
         return Attempt(
             rid=rid,
-            input_ids=call.prompt_ids + call.ids if call.ids else call.prompt_ids,
+            input_ids=self.tokenizer.images.collapse(ids) if images else ids,
             sampling_params=call.sampling.params,
             max_new_tokens=call.max_new_tokens - len(call.ids),
             stop_token_ids=call.stop_token_ids,
@@ -146,6 +155,8 @@ class ServedModel:
             stream=call.stream or bool(call.stop),
             top_logprobs=call.top_logprobs,
             routing_key=f"{call.workflow_id}:{call.agent_id}",
+            images=images,
+            prompt_tokens=len(ids),
         )
 
     async def _sample(self, call: Call, attempt: Attempt) -> str:
@@ -170,6 +181,12 @@ class ServedModel:
     def _resumable(self, call: Call) -> bool:
         return self.binding.partial_rollout and not call.sampling.stateful
 
+    def _can_go_on(self, call: Call) -> bool:
+        """Whether a cut call can go on from its partial output."""
+        if not self._resumable(call):
+            return False
+        return not call.prompt.images or can_send(self, call.prompt_ids + call.ids)
+
     @staticmethod
     def _check_lineage(call: Call, chunk: TokenChunk) -> None:
         first = call.versions[0] if call.versions else (chunk.versions[0] if chunk.versions else None)
@@ -178,14 +195,14 @@ class ServedModel:
 
     async def _wait_for_slot(self, call: Call) -> None:
         """Wait until fewer calls than the model's limit are in flight; calls that were cut go before new ones."""
-        started, timeout_s = now(), self._spec.slot_timeout_s
+        started, timeout_s = now(), self.spec.slot_timeout_s
         try:
             await self.slots.acquire(first=call.attempts > 1, timeout_s=timeout_s)
         except TimeoutError:
             message = f"model {self.model_id} has {self.slots.limit} calls in flight for more than {timeout_s:g} s"
             if call.shown:
                 raise CallLost(f"the answer cannot be completed: {message}") from None
-            raise Busy(message, retry_after_s=self._spec.retry_after_s, code="model_busy") from None
+            raise Busy(message, retry_after_s=self.spec.retry_after_s, code="model_busy") from None
         self._metrics.slot_wait(self.model_id, now() - started)
 
     async def _wait_open(self, call: Call) -> None:
@@ -199,9 +216,9 @@ class ServedModel:
     async def _after_abort(self, call: Call) -> None:
         """A sync cut the call: go on with its partial output, or start again where the cut lost state."""
         call.resumes += 1
-        if call.resumes > self._spec.max_resumes:
+        if call.resumes > self.spec.max_resumes:
             raise CallLost(f"the call was aborted {call.resumes} times")
-        if not self._resumable(call):
+        if not self._can_go_on(call):
             self._restart(call, "abort", None)
         else:
             self._metrics.resumed(self.binding.model_id)

@@ -27,12 +27,14 @@ sampled (merges across token borders, spacing of tool arguments), and so a conte
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from .call import Call, CallState
+from .image_parts import ImageContent
 from .openai_lowering import parse_arguments
 from .request import Message
 from .tokenizer import PolicyTokenizer, SampledText
@@ -49,6 +51,7 @@ class Prompt:
         parent: the call whose prompt and answer ``ids`` begin with.
         supersedes: an answer that the client rewrote.
         continues: an answer that a completion's text goes on from, so the client has it.
+        images: of the messages, in the order of their placeholders.
     """
 
     ids: list[int]
@@ -58,6 +61,7 @@ class Prompt:
     parent: Call | None = None
     supersedes: Call | None = None
     continues: Call | None = None
+    images: Sequence[ImageContent] = ()
 
 
 class ConversationIndex:

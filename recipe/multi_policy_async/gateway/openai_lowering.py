@@ -18,9 +18,11 @@ from typing import Any
 from .checks import array, boolean, fault, integer, mapping, number, parse_json, string
 from .constraints import json_format, one_constraint, openai_tool_choice
 from .errors import BadRequest, UnsupportedValue
+from .image_parts import joined, openai_image
 from .request import AgentRequest, Constraint, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES_WITH_IMAGES = ("user", "tool")
 _MAX_STOPS = 16
 # Arguments of the renderer itself: the template and what it is applied to are not the client's to choose here.
 _RESERVED = frozenset(
@@ -162,7 +164,8 @@ def _message(message: dict[str, Any], where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise fault(f"{where}.role", f"one of {sorted(_ROLES)}", role)
-    lowered: Message = {"role": _ROLES[role], "content": content_text(message.get("content"), f"{where}.content")}
+    images = role in _ROLES_WITH_IMAGES
+    lowered: Message = {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content", images)}
     if message.get("name") is not None:
         lowered["name"] = string(message["name"], f"{where}.name")
     if role == "assistant":
@@ -181,23 +184,27 @@ def _message(message: dict[str, Any], where: str) -> Message:
     return lowered
 
 
-def content_text(content: Any, where: str) -> str:
-    """Content as text: a string, text parts joined by newlines, or nothing."""
+def _content(content: Any, where: str, images: bool) -> str | list[dict[str, Any]]:
+    """Content as text: a string, text parts joined by newlines, or nothing; as parts where images are among them."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    texts = []
+    parts: list[str | dict[str, Any]] = []
+    found = False
     for index, part in enumerate(array(content, where)):
         at = f"{where}[{index}]"
         kind = mapping(part, at).get("type")
         if kind == "text":
-            texts.append(string(part.get("text"), f"{at}.text"))
+            parts.append(string(part.get("text"), f"{at}.text"))
         elif kind == "refusal":
-            texts.append(string(part.get("refusal"), f"{at}.refusal"))
+            parts.append(string(part.get("refusal"), f"{at}.refusal"))
+        elif kind == "image_url" and images:
+            parts.append(openai_image(part, at))
+            found = True
         else:
-            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported by this model", param=at)
-    return "\n".join(texts)
+            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported here", param=at)
+    return joined(parts, found)
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

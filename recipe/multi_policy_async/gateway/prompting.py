@@ -19,6 +19,7 @@ from .call import Call
 from .errors import BadRequest
 from .generation import ServedModel
 from .history import Prompt, conversation_digests, extend, raw_answer
+from .images import extend_with_images, has_images, place_images, take_images
 from .request import AgentRequest
 from .session import WorkflowSession
 from .tokenizer import PolicyTokenizer
@@ -30,9 +31,10 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
     """Render and encode a request.
 
     Raises:
-        BadRequest: the chat template refuses the messages.
+        BadRequest: the chat template refuses the messages, or an image is not usable.
     """
     tokenizer = model.tokenizer
+    images = await take_images(model, request.messages) if has_images(request.messages) else ()
     kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
     digests = conversation_digests(agent_id, request.messages)
     rewritten = session.conversations.rewritten(digests, request.messages)
@@ -42,11 +44,15 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
         messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]
         text = tokenizer.render(messages, request.tools, **kwargs)
         ids = None if parent.cut else extend(tokenizer, parent, text)
+        if ids is not None and images:
+            ids = extend_with_images(model, parent, ids, images)
         if ids is not None:
-            return Prompt(ids, text, messages, digests[-1], parent, rewritten)
+            return Prompt(ids, text, messages, digests[-1], parent, rewritten, images=images)
     text = tokenizer.render(request.messages, request.tools, **kwargs)
     ids = await _encode(tokenizer, text)
-    return Prompt(ids, text, request.messages, digests[-1], None, rewritten)
+    if images:
+        ids = place_images(model, ids, images)
+    return Prompt(ids, text, request.messages, digests[-1], None, rewritten, images=images)
 
 
 async def build_completion_prompts(
@@ -76,6 +82,8 @@ async def _completion_prompt(
         parent = session.conversations.find_completion(agent_id, ids)
     if not ids:
         raise BadRequest("prompt is empty", param="prompt")
+    if tokenizer.images is not None and tokenizer.images.reserved(ids):
+        raise BadRequest("prompt: an image placeholder stands for no image here", param="prompt")
     return Prompt(ids, text, [], b"", parent, None, continues)
 
 

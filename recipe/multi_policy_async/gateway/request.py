@@ -18,7 +18,7 @@ from typing import Any
 
 Message = dict[
     str, Any
-]  # role, content (str), tool_calls [{id, type, function: {name, arguments}}], tool_call_id, name
+]  # role, content (str, or parts with images), tool_calls [{id, type, function: {name, arguments}}], tool_call_id, name
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class AgentRequest:
     """Lowered from OpenAI's or Anthropic's body by that protocol's adapter; everything here is checked.
 
     Attributes:
-        messages: as chat templates expect them; content is text, tool-call arguments are objects where they parse.
+        messages: as chat templates expect them; content is text, or text and image parts (image_parts.py) where there
+            are images; tool-call arguments are objects where they parse.
         prompts: of a completion, instead of messages: each a text or token ids, each sampled ``n`` times.
         tools: OpenAI function schemas, None when no tool may be called.
         asked: the client's sampling values by our names, only those it sent.

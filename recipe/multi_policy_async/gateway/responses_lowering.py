@@ -19,6 +19,7 @@ from typing import Any
 from .checks import array, boolean, fault, integer, mapping, string
 from .constraints import json_format, one_constraint, openai_tool_choice
 from .errors import BadRequest, UnsupportedValue
+from .image_parts import joined, responses_image
 from .openai_lowering import lower_sampling, parse_arguments
 from .request import AgentRequest, Constraint, Message
 
@@ -108,13 +109,14 @@ def _input(given: Any) -> list[Message]:
             _answer(messages)["tool_calls"].append(_function_call(item, where))
         elif kind == "function_call_output":
             call_id = string(item.get("call_id"), f"{where}.call_id")
-            output = _text(item.get("output"), f"{where}.output")
+            output = _content(item.get("output"), f"{where}.output", images=True)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "message":
             role = item.get("role")
             if not isinstance(role, str) or role not in _ROLES:
                 raise fault(f"{where}.role", f"one of {sorted(_ROLES)}", role)
-            messages.append({"role": _ROLES[role], "content": _text(item.get("content"), f"{where}.content")})
+            content = _content(item.get("content"), f"{where}.content", images=role == "user")
+            messages.append({"role": _ROLES[role], "content": content})
             if role == "assistant" and thought:
                 messages[-1]["reasoning_content"], thought = thought, None
         else:
@@ -142,17 +144,21 @@ def _thought(item: dict[str, Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _text(content: Any, where: str) -> str:
+def _content(content: Any, where: str, *, images: bool) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    texts = []
+    parts: list[str | dict[str, Any]] = []
+    found = False
     for index, part in enumerate(array(content, where)):
         at = f"{where}[{index}]"
         kind = mapping(part, at).get("type")
         if kind in _TEXT_PARTS:
-            texts.append(string(part.get("text"), f"{at}.text"))
+            parts.append(string(part.get("text"), f"{at}.text"))
         elif kind == "refusal":
-            texts.append(string(part.get("refusal"), f"{at}.refusal"))
+            parts.append(string(part.get("refusal"), f"{at}.refusal"))
+        elif kind == "input_image" and images:
+            parts.append(responses_image(part, at))
+            found = True
         else:
-            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported by this model", param=at)
-    return "\n".join(texts)
+            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported here", param=at)
+    return joined(parts, found)

@@ -125,6 +125,7 @@ def _trajectory(workflow_id: str, trajectory_id: str, row: _Row) -> Trajectory:
         versions=np.asarray(row.versions, dtype=np.int32),
         incarnation=row.incarnation,
         finish_reason=last.finish_reason,
+        images=tuple(image.data for image in last.prompt.images),
         metadata={
             "truncated": last.finish_reason == "length",
             "constrained": first.sampling.constrained,

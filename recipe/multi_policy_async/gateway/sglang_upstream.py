@@ -14,6 +14,7 @@
 """SGLang's ``/generate`` over HTTP, through the model's router; control calls go to the replicas directly."""
 
 import asyncio
+import base64
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -73,7 +74,7 @@ class SglangRouterUpstream:
         headers = {"content-type": "application/json", "x-request-id": attempt.rid}
         if attempt.routing_key:
             headers["x-smg-routing-key"] = attempt.routing_key
-        reader = _AnswerReader(self._unversioned)
+        reader = _AnswerReader(self._unversioned, attempt.prompt_tokens if attempt.images else None)
         try:
             async with self._http().post(self._generate_url, data=body, headers=headers) as response:
                 if response.status != 200:
@@ -139,6 +140,8 @@ def _request_body(attempt: Attempt) -> dict[str, Any]:
     }
     if attempt.top_logprobs:
         body["top_logprobs_num"] = attempt.top_logprobs
+    if attempt.images:
+        body["image_data"] = [f"data:image;base64,{base64.b64encode(image.data).decode()}" for image in attempt.images]
     return body
 
 
@@ -162,8 +165,9 @@ def _parse(data: bytes) -> dict[str, Any]:
 class _AnswerReader:
     """Cumulative answers -> the tokens that are new in each."""
 
-    def __init__(self, unversioned: Version | None) -> None:
+    def __init__(self, unversioned: Version | None, prompt_tokens: int | None) -> None:
         self._unversioned = unversioned
+        self._prompt_tokens = prompt_tokens
         self._seen = 0
         self.finish: str | None = None
 
@@ -190,7 +194,14 @@ class _AnswerReader:
         self._seen = len(ids)
         if finish is not None:
             self.finish = chunk.finish = self._finish(finish)
+            if self._prompt_tokens is not None and ids:
+                self._check_prompt(meta)
         return chunk
+
+    def _check_prompt(self, meta: dict[str, Any]) -> None:
+        """A server that makes other tokens of a prompt with images samples what no trainer could compute again."""
+        if meta.get("prompt_tokens") != self._prompt_tokens:
+            raise UpstreamError(f"the prompt was read as {meta.get('prompt_tokens')} tokens, not {self._prompt_tokens}")
 
     @staticmethod
     def _finish(finish: dict[str, Any]) -> str:

@@ -80,6 +80,10 @@ class GatewaySpec(BaseModel):
     max_closed_workflows: Count
     max_calls_per_workflow: Count
     max_choices: Count
+    max_images: Count
+    max_image_bytes: Count
+    max_image_pixels: Count
+    image_hosts: list[str]
 
     @model_validator(mode="after")
     def _a_port_for_every_process(self) -> "GatewaySpec":

@@ -27,8 +27,10 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ..vision import ImageProcessor
 from .detokenizer import Detokenizer, make_detokenizer_factory
 from .errors import BadRequest
+from .images import ModelImages
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,10 @@ class PolicyTokenizer:
 
     Attributes:
         end_of_turn_ids: ids that end a turn when sampled (eos ids of the tokenizer and the generation config).
+        images: what the model makes of images; None when it takes none.
     """
+
+    images: ModelImages | None = None
 
     def __init__(
         self,
@@ -94,13 +99,16 @@ class PolicyTokenizer:
         special_tokens = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
         end_ids = _as_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
         end_ids += _as_list(tokenizer.token_to_id(special_tokens.get("eos_token", "")))
-        return cls(
+        processor = ImageProcessor.load(folder)
+        policy = cls(
             tokenizer,
-            _chat_template(folder, config),
+            _chat_template(folder, config, of_processor=processor is not None),
             special_tokens=special_tokens,
             end_of_turn_ids=tuple(dict.fromkeys(end_ids)),
             response_schema=config.get("response_schema"),
         )
+        policy.images = None if processor is None else ModelImages(processor)
+        return policy
 
     def render(
         self,
@@ -239,10 +247,12 @@ def _load_backend(folder: Path) -> Tokenizer:
     return backend
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str:
+def _chat_template(folder: Path, config: dict[str, Any], *, of_processor: bool) -> str:
+    """The model's template; that of its processor, where it has one, may be the only one that knows images."""
     if (folder / "chat_template.jinja").exists():
         return (folder / "chat_template.jinja").read_text()
-    template = config.get("chat_template")
+    template = _read_json(folder / "chat_template.json").get("chat_template") if of_processor else None
+    template = template or config.get("chat_template")
     if isinstance(template, list):  # named templates
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if template is None:

@@ -13,11 +13,12 @@
 # limitations under the License.
 """What the gateway asks of a model's servers: token ids in; ids, log-probs and the version that sampled them out."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..trajectory import Version
+from .image_parts import ImageContent
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Attempt:
     stream: bool  # False: one chunk at the end is enough, which is cheaper
     top_logprobs: int = 0
     routing_key: str = ""  # the conversation, for balancers that keep one on one replica
+    images: Sequence[ImageContent] = ()  # one per placeholder in ``input_ids``
+    prompt_tokens: int = 0  # with images: how many tokens ``input_ids`` are once the server has put them in
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..trajectory import Version
+from ..vision import decode
 from .upstream import Attempt, TokenChunk, UpstreamError, UpstreamRefused
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class VerlClientUpstream:
                     "stop_token_ids": list(attempt.stop_token_ids),
                     "logprobs": True,
                 },
+                **({"image_data": [decode(image.data) for image in attempt.images]} if attempt.images else {}),
             )
         except Exception as error:
             # Ray raises what the server raised, of any type, or that it died; whatever it was, this attempt is over.

@@ -20,7 +20,7 @@ from ..trajectory import WorkflowRecord
 
 
 def record_digest(record: WorkflowRecord, bodies: list[bytes]) -> bytes:
-    """16 bytes over status, score, rewards and row payloads.
+    """16 bytes over status, score, rewards, row payloads and images.
 
     Clock times, metadata and the wording of an error do not count.
 
@@ -34,11 +34,19 @@ def record_digest(record: WorkflowRecord, bodies: list[bytes]) -> bytes:
     ]
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([record.workflow_id, record.status, _plain(record.score), rows]).encode())
+    for trajectory in record.trajectories:
+        for data in trajectory.images:
+            digest.update(trajectory.trajectory_id.encode() + image_digest(data))
     for body in bodies:
         metadata_bytes = int.from_bytes(body[12:16], "little")
         digest.update(body[:12])
         digest.update(body[16 : len(body) - metadata_bytes])
     return digest.digest()
+
+
+def image_digest(data: bytes) -> bytes:
+    """16 bytes that tell an encoded image from every other one."""
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _plain(value: float | None) -> float | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ..trajectory import Trajectory, Version, WorkflowId, WorkflowRecord
+from . import ledger_images
 from .baselines import AgentOfModel, Baseline
 from .database import Database, chunks, marks
 from .ledger_checkpoints import Checkpoints
@@ -209,6 +210,7 @@ class Ledger:
                 f"INSERT INTO rows VALUES ({', '.join('?' * 19)})", (_columns(row, task_key) for row in commit.rows)
             )
             self._db.executemany("INSERT INTO payloads VALUES (?, ?)", ((row.row_id, row.body) for row in commit.rows))
+            ledger_images.store(self._db, ((row.row_id, row.trajectory.images) for row in commit.rows))
             if commit.closed is not None:
                 self._db.execute("UPDATE tasks SET closed = ? WHERE task_key = ?", (commit.closed, task_key))
             self._set_fates(commit.fates)
@@ -260,6 +262,7 @@ class Ledger:
             ValueError: the payload of a row was pruned or is damaged.
         """
         found: dict[int, Trajectory] = {}
+        images = ledger_images.read(self._db, row_ids)
         for some in chunks(row_ids):
             query = (
                 "SELECT id, trajectory_id, workflow_id, agent_id, model_id, request_id, turn, incarnation, "
@@ -268,7 +271,8 @@ class Ledger:
             )
             for row_id, *columns, body in self._db.execute(query, some):
                 names = "trajectory_id workflow_id agent_id model_id request_id turn incarnation finish_reason reward"
-                found[row_id] = Trajectory(**dict(zip(names.split(), columns, strict=True)), **decode_arrays(body))
+                known = dict(zip(names.split(), columns, strict=True))
+                found[row_id] = Trajectory(**known, **decode_arrays(body), images=images.get(row_id, ()))
         missing = [row_id for row_id in row_ids if row_id not in found]
         if missing:
             raise ValueError(f"ledger {self._db.path} has no payload for rows {missing[:5]}: pruned or damaged")

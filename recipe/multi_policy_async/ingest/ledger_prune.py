@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from . import ledger_images
 from .database import Database, chunks, marks
 from .ledger_checkpoints import descent, pruned_beyond_start
 from .reasons import TRAINED
@@ -80,6 +81,7 @@ def _prune_rows(db: Database, model_id: str, fate: str, incarnation: int | None,
             )
             db.execute(f"DELETE FROM replays WHERE row_id IN ({marks(some)})", some)
             db.execute(f"DELETE FROM payloads WHERE row_id IN ({marks(some)})", some)
+            ledger_images.forget(db, some)
             db.execute(f"DELETE FROM rows WHERE id IN ({marks(some)})", some)
         return len(ids)
 

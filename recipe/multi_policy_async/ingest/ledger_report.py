@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from . import ledger_images
 from .database import check_schema
 from .ledger_checkpoints import pruned_beyond_start
 from .ledger_schema import LEDGER_ID
@@ -129,7 +130,8 @@ def export_parquet(db: sqlite3.Connection, path: Path) -> int:
     """Write all rows that still have their payload to a parquet file; returns how many.
 
     Columns: those of ``workflow_life``'s rows, ``workflow_id``, ``agent_id``, ``score`` of the workflow, and the arrays
-    ``prompt_ids``, ``response_ids``, ``response_mask``, ``log_probs``, ``versions``; ``metadata`` as JSON text.
+    ``prompt_ids``, ``response_ids``, ``response_mask``, ``log_probs``, ``versions``; ``images`` as they were sent;
+    ``metadata`` as JSON text.
     """
     import json
 
@@ -144,20 +146,23 @@ def export_parquet(db: sqlite3.Connection, path: Path) -> int:
             *((name, pa.list_(pa.int32())) for name in ("prompt_ids", "response_ids", "versions")),
             ("response_mask", pa.list_(pa.uint8())),
             ("log_probs", pa.list_(pa.float32())),
+            ("images", pa.list_(pa.binary())),
             ("metadata", pa.string()),
         ]
     )
     columns = ", ".join(f"rows.{name}" for name in (*_TEXTS, *_NUMBERS, "reward"))
     query = db.execute(
-        f"SELECT {columns}, score, body FROM rows JOIN payloads ON row_id = id JOIN workflows USING (workflow_id) "
+        f"SELECT {columns}, id, score, body FROM rows JOIN payloads ON row_id = id JOIN workflows USING (workflow_id) "
         "ORDER BY id"
     )
     written = 0
     with pq.ParquetWriter(path, schema) as writer:
         while some := query.fetchmany(_EXPORT_ROWS):
             records = []
+            images = ledger_images.read(db, [row["id"] for row in some])
             for row in some:
                 record = dict(row)
+                record["images"] = images.get(record.pop("id"), ())
                 record.update(decode_arrays(record.pop("body")))
                 record["metadata"] = json.dumps(record["metadata"])
                 records.append(record)

@@ -16,7 +16,7 @@
 from ..trajectory import WORKFLOW_STATUSES
 from .reasons import ABANDON_REASONS, FATES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 LEDGER_ID = "ledger_id"
 """Key in ``meta`` of what tells this file from every other ledger."""
@@ -75,6 +75,14 @@ CREATE INDEX replays_of_row ON replays (row_id);
 
 -- Token arrays (row_codec), apart so that scans of rows stay small.
 CREATE TABLE payloads (row_id INTEGER PRIMARY KEY REFERENCES rows, body BLOB NOT NULL);
+
+-- Images that rows show (ledger_images.py), each once; in the order of their placeholders in the row.
+CREATE TABLE images (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE row_images (
+    row_id INTEGER NOT NULL REFERENCES rows, position INTEGER NOT NULL, digest BLOB NOT NULL REFERENCES images,
+    PRIMARY KEY (row_id, position)
+) WITHOUT ROWID;
+CREATE INDEX rows_of_image ON row_images (digest);
 
 -- A model's checkpoint is committed by its row here, written after its files.
 CREATE TABLE checkpoints (

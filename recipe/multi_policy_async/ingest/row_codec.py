@@ -15,7 +15,7 @@
 
 Layout, little endian: ``int32[4]`` header (prompt length P, response length R, version runs V, metadata bytes M),
 ``int32[P]`` prompt ids, ``int32[R]`` response ids, ``float32[R]`` log-probs, ``int32[V]`` version numbers, ``int32[V]``
-run lengths, mask as bits ``[ceil(R / 8)]``, metadata as JSON ``[M]``.
+run lengths, mask as bits ``[ceil(R / 8)]``, metadata as JSON ``[M]``. Images are stored beside it (ledger_images.py).
 """
 
 import json

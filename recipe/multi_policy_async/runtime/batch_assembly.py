@@ -24,6 +24,7 @@ from verl import DataProto
 
 from ..ingest.batch_source import Group, TakenBatch
 from ..trajectory import Trajectory
+from .image_inputs import ImageInputs
 
 PAD = -1
 
@@ -67,7 +68,14 @@ class AssembledBatch:
 
 
 def assemble(
-    taken: TakenBatch, *, dp_size: int, wanted_updates: int, pad_token_id: int, version: int, by_std: bool = True
+    taken: TakenBatch,
+    *,
+    dp_size: int,
+    wanted_updates: int,
+    pad_token_id: int,
+    version: int,
+    by_std: bool = True,
+    images: ImageInputs | None = None,
 ) -> AssembledBatch:
     """Turn groups into a ``DataProto`` in verl's left/right-padded layout.
 
@@ -86,6 +94,8 @@ def assemble(
         pad_token_id: id of padding tokens.
         version: the trainer's version before this step, for the staleness metrics.
         by_std: whether the estimator divides by the deviation, so that rows with a baseline must be too.
+        images: of a model that takes images: then every row has ``multi_modal_inputs``, and ``position_ids`` are
+            ``[B, 4, P + R]``.
     """
     rows = [placed for group in taken.groups for placed in _place(group, by_std)]
     assert rows, "a taken batch has at least one row"
@@ -101,8 +111,10 @@ def assemble(
     log_probs = np.zeros((len(order), width_r), dtype=np.float32)
     scores = np.zeros((len(order), width_r), dtype=np.float32)
     uids, oldest, newest, trajectory_ids = [], [], [], []
+    placed: list[Trajectory | None] = []
     for i, index in enumerate(order):
         if index == PAD:
+            placed.append(None)
             attention[i, width_p - 1] = 1
             uids.append(f"pad-{i}")
             trajectory_ids.append("")
@@ -110,6 +122,7 @@ def assemble(
             newest.append(version)
             continue
         uid, row, score = rows[index]
+        placed.append(row)
         p, r = len(row.prompt_ids), len(row.response_ids)
         ids[i, width_p - p : width_p] = row.prompt_ids
         ids[i, width_p : width_p + r] = row.response_ids
@@ -147,7 +160,18 @@ def assemble(
         **_metrics(taken, version, len(order) - len(rows), updates < wanted_updates),
         **_partner_metrics(taken.partner_staleness),
     )
+    if images is not None:
+        _add_images(data, images, placed)
     return AssembledBatch(data, real_rows=len(rows), updates=updates)
+
+
+def _add_images(data: DataProto, images: ImageInputs, rows: list[Trajectory | None]) -> None:
+    inputs, data.batch["position_ids"] = images.columns(rows, data.batch["attention_mask"])
+    column = np.empty(len(inputs), dtype=object)
+    column[:] = inputs
+    data.non_tensor_batch["multi_modal_inputs"] = column
+    lengths = [row["images_seqlens"].tolist() for row in inputs if row]
+    data.meta_info["images_seqlens"] = [length for of_row in lengths for length in of_row]
 
 
 def divides_by_std(algorithm: Mapping[str, Any]) -> bool:

@@ -34,6 +34,7 @@ from ..multi_model_metrics import StepReport
 from ..trajectory import Version
 from .batch_assembly import AssembledBatch, assemble, divides_by_std
 from .estimator_check import check_estimator
+from .image_inputs import ImageInputs
 from .parameter_synchronizer import ParameterSynchronizer
 from .tracking import PolicyTracking
 from .upstream_ports import QueueSizePort, RollouterPort, UpdateGroup
@@ -118,6 +119,7 @@ class PolicyTrainer(trainer_base_class()):
         self._on_saved = on_saved
         self._on_step = on_step
         self._on_phase = on_phase
+        self._images = ImageInputs.load(config.actor_rollout_ref.model.path)
         self._batch: AssembledBatch | None = None
         self._version_timing: dict | None = None
         self._non_finite_in_a_row = 0
@@ -198,6 +200,7 @@ class PolicyTrainer(trainer_base_class()):
             pad_token_id=self.tokenizer.pad_token_id or 0,
             version=self.current_param_version,
             by_std=divides_by_std(self.config.algorithm),
+            images=self._images,
         )
         for group in (self.actor_rollout_wg, self.critic_wg if self.use_critic else None):
             if group is not None:

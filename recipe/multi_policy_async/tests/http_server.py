@@ -25,6 +25,7 @@ from transformers import Qwen3ForCausalLM
 
 from recipe.multi_policy_async.backends.cpu.hf_engine import HFEngine
 from recipe.multi_policy_async.backends.cpu.http_surface import build_app
+from recipe.multi_policy_async.backends.cpu.image_prompts import ImagePrompts
 from recipe.multi_policy_async.backends.cpu.rollout_service import RolloutService
 from recipe.multi_policy_async.tests.tiny_qwen3 import EOS
 
@@ -34,9 +35,16 @@ MAX_LEN = 256
 class HttpServer:
     """The service and its HTTP surface in one thread's event loop, as in the rollout worker."""
 
-    def __init__(self, model: Qwen3ForCausalLM | None = None, *, engine: HFEngine | None = None, incarnation: int = 2):
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM | None = None,
+        *,
+        engine: HFEngine | None = None,
+        incarnation: int = 2,
+        images: ImagePrompts | None = None,
+    ):
         self.engine = engine or HFEngine(model, max_model_len=MAX_LEN, max_batch_size=8, eos_token_ids=[EOS])
-        self.service = RolloutService(self.engine, model_path="some/model", incarnation=incarnation)
+        self.service = RolloutService(self.engine, model_path="some/model", incarnation=incarnation, images=images)
         self._server = uvicorn.Server(
             uvicorn.Config(build_app(self.service), host="127.0.0.1", port=0, log_level="error", lifespan="off")
         )

@@ -153,6 +153,20 @@ def test_watched_workflows_leave_messages_answers_and_versions(tmp_path):
     assert call["metadata"] == {"policy_version": ["0.3", "0.3"]}
 
 
+def test_images_are_noted_and_not_written_down(tmp_path):
+    transcripts = Transcripts(tmp_path / "episodes.jsonl", every=1)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+    async def scenario(agents):
+        transcripts.watch("token")
+        await agents["planner"].chat([{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}])
+        transcripts.write("token", TASK, {})
+
+    _talk(_completion, scenario, transcripts)
+    written = (tmp_path / "episodes.jsonl").read_text()
+    assert "(an image)" in written and "what?" in written and "base64" not in written.split('"answer"')[0]
+
+
 class Unprintable:
     def __str__(self):
         raise RuntimeError("no text")

@@ -50,8 +50,8 @@ FAULTS = {
     "content of a wrong type": ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content"),
     "no content": ({"messages": [{"role": "user"}]}, r"messages\[0\]\.content"),
     "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
-        r"'image_url' is not supported",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:;base64,AA=="}}]}]},
+        r"takes no images.*messages\[0\]\.content\[0\]\.image_url\.url",
     ),
     "a tool result without its call": ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
     "n of 0": ({"messages": ASK, "n": 0}, "n must be"),

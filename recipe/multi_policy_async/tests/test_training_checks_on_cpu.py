@@ -14,6 +14,7 @@
 """Settings that would let a job wait forever, or spoil its updates, are refused before it starts."""
 
 import copy
+import json
 
 import pytest
 
@@ -30,6 +31,7 @@ from ..configuration.training_checks import (
     REFUSED_ESTIMATORS,
     estimator_problems,
     group_problems,
+    image_problems,
     loss_problems,
     queue_problems,
     replay_problems,
@@ -317,3 +319,22 @@ def test_a_composed_job_is_checked_for_all_of_it_and_for_reweighting_that_draws_
     }
     found = problems_of(tmp_path, *(f"{PLANNER}.{key}={value}" for key, value in wrong.items()))
     assert set(found) == {f"{PLANNER}.{key}" for key in wrong if key != "async_training.require_batches"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "refused"),
+    [
+        ("qwen2_5_vl", True, True),
+        ("glm4v", True, True),
+        ("qwen2_5_vl", False, False),
+        ("qwen3_vl", True, False),
+        ("qwen3", True, False),
+    ],
+)
+def test_a_model_that_verl_cannot_train_on_rows_without_an_image_is_refused(planner, tmp_path, kind, train, refused):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    policy = planner({}, train=train)
+    policy.ours["model_path"] = str(tmp_path)
+    found = list(image_problems(policy))
+    assert [problem.key for problem in found] == (["multi_model.models.planner_model.model_path"] if refused else [])
+    assert all(kind in problem.what for problem in found)

@@ -90,7 +90,16 @@ class Transcripts:
 def _readable(agent: str, request: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
     return {
         "agent": agent,
-        "messages": request.get("messages"),
+        "messages": [_without_images(message) for message in request.get("messages") or ()],
         "answer": [choice.get("message") for choice in response.get("choices", ())] or response,
         "metadata": response.get("metadata"),
     }
+
+
+def _without_images(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with a note in the place of each image: people read this."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    note = {"type": "text", "text": "(an image)"}
+    return {**message, "content": [note if part.get("type") == "image_url" else part for part in content]}

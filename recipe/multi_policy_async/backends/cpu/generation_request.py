@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...trajectory import Version
+from .image_prompts import ImagePrompt
 from .sampling import SamplingParams
 
 
@@ -41,3 +42,4 @@ class GenerationRequest:
     error: str | None = None  # the engine failed; the request has no usable output
     abort_wanted: bool = False
     matcher: Any = None  # llguidance's, of a request with a JSON schema
+    image_prompt: ImagePrompt | None = None  # of a request with images

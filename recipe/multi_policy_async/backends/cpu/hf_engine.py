@@ -25,8 +25,9 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -35,6 +36,7 @@ from ...trajectory import Version
 from . import decode_attention
 from .generation_request import GenerationRequest, QueueFull
 from .grammar import Grammars, mask_logits
+from .image_prompts import ImagePrompt
 from .sampling import BatchSampler, InvalidRequest
 from .slot_kv_cache import SlotKVCache
 from .weights import WeightStore
@@ -326,9 +328,9 @@ class HFEngine:
     def _prefill(self, admitted: list[_Row]) -> None:
         """Compute the cache of new rows; rows with the same prompt (a group) compute it once."""
         self._sampler = None
-        groups: dict[tuple[int, ...], list[_Row]] = {}
+        groups: dict[Hashable, list[_Row]] = {}
         for row in sorted(admitted, key=lambda r: len(r.request.prompt_ids)):
-            groups.setdefault(tuple(row.request.prompt_ids), []).append(row)
+            groups.setdefault(_prompt_key(row.request), []).append(row)
         begin = len(self._rows)
         self._rows += [group[0] for group in groups.values()]
         end = twin = len(self._rows)
@@ -344,9 +346,15 @@ class HFEngine:
             twin += twins
 
     def _prefill_some(self, first: int, end: int) -> int:
-        """Prefill rows from ``first`` on, as many as fit in one model call; returns the first one left."""
+        """Prefill rows from ``first`` on, as many as fit in one model call; returns the first one left.
+
+        A row with images has a call of its own.
+        """
+        if (image_prompt := self._rows[first].request.image_prompt) is not None:
+            self._prefill_images(first, image_prompt)
+            return first + 1
         last = first
-        while last < end:
+        while last < end and self._rows[last].request.image_prompt is None:
             longest = len(self._rows[last].request.prompt_ids) - 1
             if last > first and longest * (last + 1 - first) > _PREFILL_TOKENS:
                 break
@@ -363,6 +371,14 @@ class HFEngine:
             row.length = len(prompt)
         return last
 
+    def _prefill_images(self, index: int, prompt: ImagePrompt) -> None:
+        row = self._rows[index]
+        ids = row.request.prompt_ids[:-1]
+        mask = torch.full((len(ids), len(ids)), -torch.inf, dtype=self._model.dtype).triu_(1)[None, None]
+        self._cache.begin_prefill(index, index + 1)
+        self._forward(torch.tensor([ids]), prompt.positions[:, None, :-1], mask, **prompt.pixels)
+        row.length = len(ids)
+
     def _decode(self) -> None:
         rows = self._rows
         lengths = [row.length for row in rows]
@@ -372,6 +388,9 @@ class HFEngine:
         mask = torch.zeros(len(rows), longest + 1, dtype=self._model.dtype)
         mask.masked_fill_(torch.arange(longest + 1)[None] > positions[:, None], -torch.inf)
         self._cache.begin_decode(positions, longest)
+        if any(row.request.image_prompt is not None for row in rows):  # behind an image places are not positions
+            shifts = [row.request.image_prompt.shift if row.request.image_prompt else 0 for row in rows]
+            positions = positions + torch.tensor(shifts)
         logits = self._forward(ids[:, None], positions[:, None], mask[:, None, None])[:, -1]
         if self._sampler is None:
             self._sampler = BatchSampler([r.request.params for r in rows], [r.generator for r in rows])
@@ -404,7 +423,7 @@ class HFEngine:
                 request.on_token(request)
         self._finish(finished)
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, **pixels: Any) -> torch.Tensor:
         return self._model(
             input_ids=ids,
             position_ids=positions,
@@ -412,6 +431,7 @@ class HFEngine:
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **pixels,
         ).logits
 
     def _remove(self, index: int) -> GenerationRequest:
@@ -435,3 +455,7 @@ class HFEngine:
                 for request in requests:
                     del self._live[request.rid]
                 self._changed.notify_all()
+
+
+def _prompt_key(request: GenerationRequest) -> Hashable:
+    return tuple(request.prompt_ids), request.image_prompt and request.image_prompt.images

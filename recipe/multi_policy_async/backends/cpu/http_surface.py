@@ -28,10 +28,11 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from .generation_request import GenerationRequest, QueueFull
+from .image_prompts import image_bytes
 from .rollout_service import GenerationFailed, GenerationRejected, RolloutService, meta_info
 from .sampling import InvalidRequest, SamplingParams
 
-_UNSUPPORTED = ("text", "input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params")
+_UNSUPPORTED = ("text", "input_embeds", "video_data", "audio_data", "lora_path", "session_params")
 _HEALTH_TIMEOUT_S = 20.0
 CLIENT_CLOSED_REQUEST = 499  # nginx's code: never sent, only logged
 
@@ -147,7 +148,8 @@ class _Call:
             raise InvalidRequest("rid must be a string")
         self._service = service
         self._with_log_probs = bool(body.get("return_logprob"))
-        self._arguments = (rid, ids, SamplingParams.parse(body.get("sampling_params") or {}))
+        params = SamplingParams.parse(body.get("sampling_params") or {})
+        self._arguments = (rid, ids, params, _images(body.get("image_data")))
 
     async def complete(self) -> Response:
         return JSONResponse(self._answer(await self._service.generate(*self._arguments)))
@@ -224,6 +226,10 @@ async def _or_disconnect(request: Request, answer: Any) -> Response:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _images(given: Any) -> list[bytes]:
+    return [image_bytes(image) for image in (given if isinstance(given, list) else [] if given is None else [given])]
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -14,13 +14,14 @@
 """The rollout server behind both of its surfaces (Ray and HTTP): asyncio in front of the engine's thread."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ...trajectory import Version
 from .generation_request import GenerationRequest
 from .hf_engine import HFEngine
-from .sampling import SamplingParams
+from .image_prompts import ImagePrompts
+from .sampling import InvalidRequest, SamplingParams
 
 
 class GenerationFailed(RuntimeError):
@@ -38,10 +39,12 @@ class RolloutService:
         engine: started by the caller.
         model_path: reported to clients.
         incarnation: of every version this server stamps; it grows when its model is restored.
+        images: of a model that takes images.
     """
 
-    def __init__(self, engine: HFEngine, *, model_path: str, incarnation: int):
+    def __init__(self, engine: HFEngine, *, model_path: str, incarnation: int, images: ImagePrompts | None = None):
         self.engine = engine
+        self._images = images
         self.model_path = model_path
         self.incarnation = incarnation
         self._rejecting = False
@@ -51,25 +54,32 @@ class RolloutService:
         """``<incarnation>.<number>``, or SGLang's word for a version never set."""
         return str(self.engine.version or "default")
 
-    async def generate(self, rid: str, input_ids: list[int], params: SamplingParams) -> GenerationRequest:
+    async def generate(
+        self, rid: str, input_ids: list[int], params: SamplingParams, images: Sequence[bytes] = ()
+    ) -> GenerationRequest:
         """Generate to the end, or to an abort; a cancelled caller aborts its request.
+
+        Args:
+            images: one for every placeholder in ``input_ids``.
 
         Raises:
             InvalidRequest, QueueFull: see ``HFEngine.submit``.
             GenerationFailed: the engine failed.
             GenerationRejected: paused with ``reject``.
         """
-        return [request async for request in self._run(rid, input_ids, params, every_token=False)][-1]
+        return [request async for request in self._run(rid, input_ids, params, images, every_token=False)][-1]
 
-    def stream(self, rid: str, input_ids: list[int], params: SamplingParams) -> AsyncIterator[GenerationRequest]:
+    def stream(
+        self, rid: str, input_ids: list[int], params: SamplingParams, images: Sequence[bytes] = ()
+    ) -> AsyncIterator[GenerationRequest]:
         """Like ``generate``, and yields the growing request after each token or several, the finished one last.
 
         Close the iterator to abort the request.
         """
-        return self._run(rid, input_ids, params, every_token=True)
+        return self._run(rid, input_ids, params, images, every_token=True)
 
     async def _run(
-        self, rid: str, input_ids: list[int], params: SamplingParams, *, every_token: bool
+        self, rid: str, input_ids: list[int], params: SamplingParams, images: Sequence[bytes], *, every_token: bool
     ) -> AsyncIterator[GenerationRequest]:
         if self._rejecting:
             raise GenerationRejected("the server takes no requests until it resumes")
@@ -79,7 +89,13 @@ class RolloutService:
         def wake(_: GenerationRequest) -> None:
             loop.call_soon_threadsafe(changed.set)
 
+        image_prompt = None
+        if images:
+            if self._images is None:
+                raise InvalidRequest("image_data is not supported: this server's model takes no images")
+            input_ids, image_prompt = await asyncio.to_thread(self._images.prepare, input_ids, images)
         request = GenerationRequest(rid, input_ids, params, on_finish=wake, on_token=wake if every_token else None)
+        request.image_prompt = image_prompt
         self.engine.submit(request)
         try:
             while request.finish_reason is None:

@@ -23,7 +23,14 @@ import ray
 import torch
 import uvicorn
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils.logging import disable_progress_bar
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
@@ -32,9 +39,11 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import TokenOutput
 
+from ...vision import ImageProcessor
 from . import gloo_checkpoint_engine  # noqa: F401  (registers itself)
 from .hf_engine import HFEngine
 from .http_surface import build_app
+from .image_prompts import ImagePrompts, image_bytes
 from .process_group import init_process_group
 from .rollout_service import GenerationRejected, RolloutService
 from .sampling import InvalidRequest, SamplingParams
@@ -85,10 +94,13 @@ class HFRolloutWorker(CheckpointEngineWorker):
         custom = dict(rollout_config.custom or {})
         torch.set_num_threads(int(custom.get("torch_threads", 1)))
         init_process_group()
+        model = _load_model(rollout_config, model_config)
+        processor = ImageProcessor.load(os.path.expanduser(str(model_config.path)))
         self._service = RolloutService(
-            _load_engine(rollout_config, model_config, seed=rollout_config.seed + replica_rank),
+            _make_engine(model, rollout_config, model_config, seed=rollout_config.seed + replica_rank),
             model_path=str(model_config.path),
             incarnation=int(custom.get("incarnation", 0)),
+            images=None if processor is None else ImagePrompts(processor, model),
         )
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task | None = None
@@ -141,8 +153,8 @@ class HFRolloutWorker(CheckpointEngineWorker):
         Raises:
             InvalidRequest: the prompt leaves no room, or a parameter is not supported.
         """
-        if image_data or video_data or any(kwargs.values()):
-            raise InvalidRequest("the CPU rollout server takes token ids only")
+        if video_data or any(kwargs.values()):
+            raise InvalidRequest("the CPU rollout server takes token ids and images only")
         config, engine = self.rollout_config, self._service.engine
         room = engine.max_model_len - len(prompt_ids)
         given = dict(sampling_params)
@@ -151,7 +163,8 @@ class HFRolloutWorker(CheckpointEngineWorker):
         given["max_new_tokens"] = max(0, min(wanted, room))
         given.setdefault("ignore_eos", config.ignore_eos)
         try:
-            request = await self._service.generate(request_id, list(prompt_ids), SamplingParams.parse(given))
+            images = [image_bytes(image) for image in image_data or ()]
+            request = await self._service.generate(request_id, list(prompt_ids), SamplingParams.parse(given), images)
         except GenerationRejected:
             return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted", extra_fields=self._steps(None))
         return TokenOutput(
@@ -212,16 +225,23 @@ class HFRolloutWorker(CheckpointEngineWorker):
         return None
 
 
-def _load_engine(config: RolloutConfig, model_config: DictConfig, seed: int) -> HFEngine:
-    """The engine over a model folder's weights; verl's ``load_format`` makes no difference at these sizes."""
+def _load_model(config: RolloutConfig, model_config: DictConfig) -> PreTrainedModel:
+    """A model folder's weights; verl's ``load_format`` makes no difference at these sizes."""
     path = os.path.expanduser(str(model_config.path))
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    hf_config = _hf_config(path, model_config)
+    takes_images = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    model_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    return model_class.from_pretrained(
         path,
-        config=_hf_config(path, model_config),
+        config=hf_config,
         dtype=getattr(torch, config.dtype),
         trust_remote_code=bool(model_config.get("trust_remote_code", False)),
     )
+
+
+def _make_engine(model: PreTrainedModel, config: RolloutConfig, model_config: DictConfig, seed: int) -> HFEngine:
+    path = os.path.expanduser(str(model_config.path))
     limit = model.config.get_text_config().max_position_embeddings
     length = config.max_model_len or min(limit, config.prompt_length + config.response_length)
     if length > limit:
@@ -249,7 +269,7 @@ def _hf_config(path: str, model_config: DictConfig) -> Any:
 
 def _eos_token_ids(path: str, model_config: Any) -> set[int]:
     """Of the model's config and its generation config together, as SGLang takes them."""
-    found = [model_config.get_text_config().eos_token_id]
+    found = [getattr(model_config.get_text_config(), "eos_token_id", None)]
     if Path(path, "generation_config.json").exists():
         found.append(GenerationConfig.from_pretrained(path).eos_token_id)
     ids: set[int] = set()

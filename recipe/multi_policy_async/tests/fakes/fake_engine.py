@@ -51,6 +51,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     prompt_of: dict[str, list[int]] = field(default_factory=dict)
+    image_tokens: int = 1  # that every image of a prompt takes
     waiting: int | None = None  # what the load route tells; None: this server has no such route
     load_route: str = "/v1/loads"
     url: str = ""
@@ -171,7 +172,7 @@ class FakeEngine:
         meta: dict[str, Any] = {
             "id": rid,
             "finish_reason": None if kind is None else {"type": kind},
-            "prompt_tokens": len(body["input_ids"]),
+            "prompt_tokens": len(body["input_ids"]) + len(body.get("image_data", ())) * (self.image_tokens - 1),
             "completion_tokens": len(ids),
             "cached_tokens": 0,
             "weight_version": self.version,
