@@ -27,7 +27,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from .detokenizer import Detokenizer, make_detokenizer_factory
+from .detokenizer import Detokenizer, make_detokenizer_factory, make_token_bytes
 from .errors import BadRequest
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class PolicyTokenizer:
 
     Attributes:
         end_of_turn_ids: ids that end a turn when sampled (eos ids of the tokenizer and the generation config).
+        token_bytes: the bytes of one token; of a character that is split over tokens, its part.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class PolicyTokenizer:
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._new_detokenizer = make_detokenizer_factory(tokenizer)
         self._new_marking_detokenizer = make_detokenizer_factory(tokenizer, frozenset(end_of_turn_ids))
+        self.token_bytes = make_token_bytes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         specials = [token.content for token in added.values() if token.special]
@@ -110,13 +112,13 @@ class PolicyTokenizer:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> str:
-        """Apply the chat template. Special-token text in the messages comes out guarded, see ``encode``.
+        """Apply the chat template. Special-token text in messages and tools comes out guarded, see ``encode``.
 
         Raises:
             BadRequest: the template refuses these messages.
         """
         if self._special_text is not None:
-            messages = _guard(messages, self._special_text)
+            messages, tools = _guard(messages, self._special_text), _guard(tools, self._special_text)
         try:
             rendered, _ = render_jinja_template(
                 conversations=[messages],
@@ -163,8 +165,8 @@ class PolicyTokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token, for log-prob reports."""
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        """Text of one token, for log-prob reports; bytes that are no whole character are escaped, as OpenAI does it."""
+        return self.token_bytes(token_id).decode(errors="backslashreplace")
 
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, at whose borders nothing merges."""
@@ -217,8 +219,9 @@ def _guard(value: Any, special_text: re.Pattern[str]) -> Any:
             return value
         return special_text.sub(lambda match: match.group()[0] + _GUARD + match.group()[1:], value)
     if isinstance(value, dict):
-        guarded = {key: _guard(item, special_text) for key, item in value.items()}
-        return value if all(guarded[key] is item for key, item in value.items()) else guarded
+        guarded = {_guard(key, special_text): _guard(item, special_text) for key, item in value.items()}
+        same = guarded.keys() == value.keys() and all(item is value[key] for key, item in guarded.items())
+        return value if same else guarded
     if isinstance(value, list):
         items = [_guard(item, special_text) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items
