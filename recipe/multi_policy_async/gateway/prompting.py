@@ -36,7 +36,7 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
     kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
     digests = conversation_digests(agent_id, request.messages)
     rewritten = session.conversations.rewritten(digests, request.messages)
-    found = session.conversations.find(digests, request.messages)
+    found = session.conversations.find(digests, request.messages, request.echoed)
     if found is not None:
         parent, length = found
         messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]

@@ -284,13 +284,14 @@ def test_a_dead_server_is_a_503_after_the_bounded_retry_and_the_session_stays_us
     assert text == "plan" and calls == {"kept": 1, "abandoned(policy_down)": 1}
 
 
-def test_a_refusal_of_the_server_is_the_clients_400_and_is_not_tried_again(folder, texts):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_of_the_server_is_the_clients_400_and_is_not_tried_again(folder, texts, stream):
     async def run():
         engine = FakeEngine(texts.says("plan"), faults=[400])
         async with one_model(folder, engine) as world:
             client = world.client((await world.open(W))["planner"], max_retries=3)
             with pytest.raises(openai.BadRequestError, match="refuse"):
-                await ask(client)
+                await ask(client, stream=stream)
             return len(engine.requests), await ask(client)
 
     assert asyncio.run(run()) == (1, "plan")
