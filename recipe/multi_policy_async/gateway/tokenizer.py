@@ -29,6 +29,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from .detokenizer import Detokenizer, make_detokenizer_factory, make_token_bytes
 from .errors import BadRequest
+from .off_loop import LONG_TEXT
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class PolicyTokenizer:
         return ids
 
     def _encode_piece(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return _ids(self._tokenizer, text)
 
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
@@ -159,7 +160,7 @@ class PolicyTokenizer:
             # A second instance: the flag is the instance's, and long texts are encoded in other threads meanwhile.
             self._plain = Tokenizer.from_str(self._tokenizer.to_str())
             self._plain.encode_special_tokens = True
-        return self._plain.encode(text.replace(_GUARD, ""), add_special_tokens=False).ids
+        return _ids(self._plain, text.replace(_GUARD, ""))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -204,6 +205,13 @@ def pieces_stand_alone(tokenizer: Tokenizer) -> bool:
     begins = {token.content[0] for token in special}
     overlaps = any(begins & set(token.content[1:]) for token in added if not token.special)
     return not overlaps and not any(token.lstrip or token.rstrip or token.normalized for token in special)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    # Only the batched call lets other threads run meanwhile, the loop's above all.
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _part(component: Any) -> dict[str, Any]:

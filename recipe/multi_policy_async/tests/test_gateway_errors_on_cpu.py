@@ -15,6 +15,7 @@
 
 import asyncio
 import re
+import threading
 
 import httpx
 import openai
@@ -29,6 +30,7 @@ from ..gateway.openai_lowering import lower_chat
 from ..gateway.openapi import agent_paths
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import gateway_world
+from .fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
@@ -268,6 +270,22 @@ def test_a_body_nested_deeper_than_anything_reads_is_a_400(folder, texts, protoc
 
     answer = asyncio.run(run())
     assert answer.status_code == 400 and "nested deeper" in answer.text
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
+def test_a_long_request_is_rendered_beside_the_loop_which_serves_everybody(tmp_path, texts, path, caplog):
+    async def run():
+        async with two_models(make_model_folder(tmp_path, template="{{ raise_exception('no') }}"), texts) as world:
+            url = f"{(await world.open(W))['planner'].openai_base_url}/{path}"
+            async with httpx.AsyncClient(verify=False) as http:
+                for count in (1, 5000):
+                    answer = await http.post(url, json={"messages": ASK * count})
+                    assert answer.status_code == 400 and "no" in answer.text
+
+    with caplog.at_level("INFO", logger="recipe.multi_policy_async.gateway.tokenizer"):
+        asyncio.run(run())
+    short, long = (record.thread for record in caplog.records if "refused" in record.message)
+    assert short == threading.get_ident() != long
 
 
 @pytest.mark.parametrize("rewards", [rb'{"x": 1, "\ud800": 2}', b'{"planner": NaN}'])

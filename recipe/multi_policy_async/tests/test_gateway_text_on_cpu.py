@@ -14,6 +14,8 @@
 """Rendering, encoding, piecewise decoding and stop strings."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,20 @@ def test_an_added_token_that_could_reach_over_a_control_token_keeps_texts_whole(
     overlapping = backend()
     overlapping.add_tokens([AddedToken("x<", special=False, normalized=False)])
     assert not pieces_stand_alone(overlapping)
+
+
+@pytest.mark.parametrize("text", ["hello é ", "hello <|im_end|> "])
+def test_other_threads_run_while_a_long_text_is_encoded_which_has_the_ids_of_its_parts(tokenizer, text):
+    long = tokenizer.render([{"role": "user", "content": text * 40_000}])
+    turns = 0
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(tokenizer.encode, long)
+        while not encoding.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 20
+    part, two = (tokenizer.encode(tokenizer.render([{"role": "user", "content": text * n}])) for n in (1, 2))
+    assert len(encoding.result()) == len(part) + 39_999 * (len(two) - len(part))
 
 
 def test_messages_that_the_template_refuses_are_the_clients_fault(tmp_path):
