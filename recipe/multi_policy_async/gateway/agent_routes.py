@@ -124,8 +124,12 @@ class GenerationEndpoint(AgentEndpoint):
             async with LeaveWatcher(receive) as watcher:
                 try:
                     exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
+                except ClientLeft:
+                    session.note_unanswered(agent_id, digest)
+                    raise
                 except GatewayError as error:
-                    session.note_refused(agent_id, digest)
+                    if error.retry:
+                        session.note_unanswered(agent_id, digest)
                     self.service.metrics.request(model_id, error.status)
                     raise
                 await self._read(session, exchange, watcher, send)

@@ -36,6 +36,13 @@ class MethodNotAllowed(GatewayError):
     openai_type = "invalid_request_error"
     anthropic_type = "invalid_request_error"
 
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"allow", self.allowed.encode())]
+
 
 class ControlGuard:
     """Checks the key and bounds the body of control calls before anything of the body is read."""
@@ -117,7 +124,12 @@ def create_app(service: GatewayService, control_key: str) -> FastAPI:
         if error.status_code == 404:
             return shaped(NotFound("path", request.url.path))
         if error.status_code == 405:
-            return shaped(MethodNotAllowed(f"{request.method} is not allowed here"))
+            allowed = (error.headers or {}).get("Allow", "")
+            return shaped(MethodNotAllowed(f"{request.method} is not allowed here", allowed=allowed))
         return shaped(BadRequest(str(error.detail)))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        return shaped(GatewayError("internal error of the gateway"))  # logged by the server, to which it goes on
 
     return app

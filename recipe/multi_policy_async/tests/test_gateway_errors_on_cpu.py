@@ -148,6 +148,31 @@ def test_unknown_workflows_agents_and_paths_are_404s_that_name_the_known_ones(fo
     assert re.search(names, answer.json()["error"]["message"])
 
 
+def test_a_method_that_a_path_does_not_take_is_a_405_that_names_those_it_takes(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            url = (await world.open(W))["planner"].openai_base_url
+            async with httpx.AsyncClient(verify=False) as http:
+                return [await http.request("OPTIONS", f"{url}/{path}") for path in ("chat/completions", "models")]
+
+    answers = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [405, 405]
+    assert [set(answer.headers["allow"].split(", ")) for answer in answers] == [{"POST"}, {"GET", "HEAD"}]
+
+
+def test_a_bug_behind_the_control_api_is_a_503_in_shape_and_counted(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            world.gateway.routes = None  # the bug
+            key = {"authorization": f"Bearer {world.router.control_key}"}
+            async with httpx.AsyncClient(verify=False, headers=key) as http:
+                answer = await http.post(f"{world.base_url}/control/v1/workflows", json={"workflow_id": W})
+            return answer, world.metric("errors_total", code="internal")
+
+    answer, counted = asyncio.run(run())
+    assert (answer.status_code, answer.json()["error"]["code"], counted) == (503, "internal", 1.0)
+
+
 def test_strict_model_names_refuse_another_models_name(folder, texts):
     async def run():
         async with two_models(folder, texts, model_names="strict") as world:
