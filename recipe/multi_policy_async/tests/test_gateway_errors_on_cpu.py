@@ -337,3 +337,22 @@ def test_the_openapi_document_names_every_agent_route(folder, texts):
     served, documented = asyncio.run(run())
     assert served == set(agent_paths()) and served < set(documented)
     assert "/control/v1/workflows/{workflow_id}/finalize" in documented
+
+
+def test_the_openapi_document_names_the_statuses_that_the_control_api_answers_with(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            return world.router.app.openapi()["paths"]
+
+    paths = asyncio.run(run())
+    control = [operation for path in paths if path.startswith("/control/") for operation in paths[path].values()]
+    assert len(control) == 8 and all(set(operation["responses"]) == {"200", "4XX", "503"} for operation in control)
+    assert {"200", "404", "503"} <= set(paths["/readyz/{model_id}"]["get"]["responses"])
+
+
+def test_the_openapi_document_allows_every_tool_choice_that_is_served():
+    chat, responses = (
+        agent_paths()[f"/v1/{path}"]["post"]["requestBody"] for path in ("chat/completions", "responses")
+    )
+    choices = [body["content"]["application/json"]["schema"]["properties"]["tool_choice"] for body in (chat, responses)]
+    assert choices == [{"anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}]}] * 2
