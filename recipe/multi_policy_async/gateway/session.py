@@ -39,8 +39,13 @@ from .metrics import GatewayMetrics
 from .output_parsing import Parsed
 from .request import AgentRequest
 from .spec import GatewaySpec
+from .upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
+
+
+# What says that a call was lost because its model's servers could not be had.
+_DOWN = (UpstreamError, UpstreamFailed, Busy)
 
 
 class SessionState(str, Enum):
@@ -205,7 +210,8 @@ class WorkflowSession:
             error = UpstreamFailed(f"internal error: {type(caught).__name__}")
         if error is not None:
             self._unanswered[(exchange.agent_id, exchange.digest)] += 1
-            self._abandon(exchange, "policy_down" if isinstance(error, (UpstreamFailed, Busy)) else "superseded")
+            down = any(isinstance(fault, _DOWN) for fault in (error, error.__cause__))
+            self._abandon(exchange, "policy_down" if down else "superseded")
         exchange.end(error)
 
     def find_retry(self, agent_id: str, digest: bytes) -> Exchange | None:

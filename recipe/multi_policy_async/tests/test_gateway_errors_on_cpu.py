@@ -160,6 +160,20 @@ def test_a_method_that_a_path_does_not_take_is_a_405_that_names_those_it_takes(f
     assert [set(answer.headers["allow"].split(", ")) for answer in answers] == [{"POST"}, {"GET", "HEAD"}]
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "messages/batches", 404), ("GET", "messages", 405)])
+def test_a_path_or_method_of_anthropics_that_is_not_served_is_told_in_anthropics_shape(
+    folder, texts, method, path, status
+):
+    async def run():
+        async with two_models(folder, texts) as world:
+            url = (await world.open(W))["planner"].openai_base_url
+            async with httpx.AsyncClient(verify=False) as http:
+                return await http.request(method, f"{url}/{path}")
+
+    answer = asyncio.run(run())
+    assert answer.status_code == status and set(answer.json()) == {"type", "error"}
+
+
 def test_a_bug_behind_the_control_api_is_a_503_in_shape_and_counted(folder, texts):
     async def run():
         async with two_models(folder, texts) as world:

@@ -305,6 +305,17 @@ def test_an_answer_cut_in_its_middle_is_sampled_again_from_the_prompt(folder, te
     assert engine.requests[1]["input_ids"] == engine.requests[0]["input_ids"]
 
 
+def test_a_stream_whose_server_dies_in_its_middle_ends_with_an_error_and_is_counted_as_the_policys_fault(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says(ALPHABET), cut_after=[7])
+        async with one_model(folder, engine) as world:
+            with pytest.raises(openai.APIError, match="cannot be completed"):
+                await ask(world.client((await world.open(W))["planner"]), stream=True)
+            return (await world.control.finalize(W, rewards=1.0))["calls"], len(engine.requests)
+
+    assert asyncio.run(run()) == ({"abandoned(policy_down)": 1}, 1)
+
+
 def test_a_dead_server_is_a_503_after_the_bounded_retry_and_the_session_stays_usable(folder, texts):
     async def run():
         engine = FakeEngine(texts.says("plan"), faults=[500, 500])
