@@ -31,6 +31,7 @@ from .errors import BadRequest, GatewayError, NotFound
 from .history import answer_of
 from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
 from .metadata import metadata_headers
+from .off_loop import LONG_BODY, off_loop
 from .openai_lowering import lower_chat
 from .openai_raising import ChatCompletionWriter
 from .request import AgentRequest, Message
@@ -123,8 +124,12 @@ class GenerationEndpoint(AgentEndpoint):
             async with LeaveWatcher(receive) as watcher:
                 try:
                     exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
+                except ClientLeft:
+                    session.note_unanswered(agent_id, digest)
+                    raise
                 except GatewayError as error:
-                    session.note_refused(agent_id, digest)
+                    if error.retry:
+                        session.note_unanswered(agent_id, digest)
                     self.service.metrics.request(model_id, error.status)
                     raise
                 await self._read(session, exchange, watcher, send)
@@ -144,8 +149,13 @@ class GenerationEndpoint(AgentEndpoint):
             if joined is not None:
                 self.service.metrics.joined(joined.model_id)
                 return joined
-        request = self.lower(parse_object(body), session)
+        request = await watcher.wait(off_loop(len(body) > LONG_BODY, self._request, body, session))
         return await watcher.wait(self.service.start_exchange(session, agent_id, request, digest))
+
+    def _request(self, body: bytes, session: WorkflowSession) -> AgentRequest:
+        request = self.lower(parse_object(body), session)
+        request.body_bytes = len(body)
+        return request
 
     async def _read(self, session: WorkflowSession, exchange: Exchange, watcher: LeaveWatcher, send: Send) -> None:
         delivered = False
@@ -223,10 +233,16 @@ class CountTokensEndpoint(AgentEndpoint):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, agent_id = self.identify(scope)
-        body = parse_object(await read_body(scope, receive, self.service.spec.max_body_bytes))
-        request = lower_messages({"max_tokens": 1, **body})
+        body = await read_body(scope, receive, self.service.spec.max_body_bytes)
+        request = await off_loop(len(body) > LONG_BODY, self._request, body)
         count = await self.service.count_tokens(session, agent_id, request)
         await send_json(send, 200, {"input_tokens": count})
+
+    @staticmethod
+    def _request(body: bytes) -> AgentRequest:
+        request = lower_messages({"max_tokens": 1, **parse_object(body)})
+        request.body_bytes = len(body)
+        return request
 
     def error_body(self, error: GatewayError) -> dict[str, Any]:
         return error.anthropic_body()

@@ -36,6 +36,13 @@ class MethodNotAllowed(GatewayError):
     openai_type = "invalid_request_error"
     anthropic_type = "invalid_request_error"
 
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"allow", self.allowed.encode())]
+
 
 class ControlGuard:
     """Checks the key and bounds the body of control calls before anything of the body is read."""
@@ -98,26 +105,35 @@ def create_app(service: GatewayService, control_key: str) -> FastAPI:
     app.include_router(health_router(service))
     document_agent_routes(app)
 
-    def shaped(error: GatewayError) -> Response:
+    def shaped(request: Request, error: GatewayError) -> Response:
         service.metrics.error(error.code)
-        return json_response(error.openai_body(), error.status, error.headers())
+        anthropic = "/v1/messages" in request.scope["path"]
+        body = error.anthropic_body() if anthropic else error.openai_body()
+        return json_response(body, error.status, error.headers())
 
     @app.exception_handler(GatewayError)
     async def gateway_error(request: Request, error: GatewayError) -> Response:
-        return shaped(error)
+        return shaped(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return shaped(BadRequest(f"{where or 'body'}: {first['msg']}", param=where or None))
+        return shaped(request, BadRequest(f"{where or 'body'}: {first['msg']}", param=where or None))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return shaped(NotFound("path", request.url.path))
+            return shaped(request, NotFound("path", request.url.path))
         if error.status_code == 405:
-            return shaped(MethodNotAllowed(f"{request.method} is not allowed here"))
-        return shaped(BadRequest(str(error.detail)))
+            allowed = (error.headers or {}).get("Allow", "")
+            return shaped(request, MethodNotAllowed(f"{request.method} is not allowed here", allowed=allowed))
+        return shaped(request, BadRequest(str(error.detail)))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        return shaped(
+            request, GatewayError("internal error of the gateway")
+        )  # logged by the server, to which it goes on
 
     return app

@@ -13,6 +13,7 @@
 # limitations under the License.
 """Calls -> OpenAI completions, whole or as server-sent events."""
 
+import codecs
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,6 +39,7 @@ class CompletionWriter:
         }
         self._logged = [0] * len(exchange.calls)  # tokens whose log-probs were reported
         self._offset = [0] * len(exchange.calls)  # characters before them
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in exchange.calls]
 
     def whole(self) -> dict[str, Any]:
         """The body of a non-streamed answer."""
@@ -76,13 +78,14 @@ class CompletionWriter:
     def _logprobs(self, call: Call, upto: int) -> dict[str, Any]:
         """The log-probs not reported so far; offsets count from the beginning of the answer's tokens."""
         start, self._logged[call.choice] = self._logged[call.choice], upto
-        tokens = [self._tokenizer.token_text(token_id) for token_id in call.ids[start:upto]]
+        tokenizer = self._tokenizer
+        tokens = [tokenizer.token_text(token_id) for token_id in call.ids[start:upto]]
         offsets = []
-        for token in tokens:
+        for token_id in call.ids[start:upto]:
             offsets.append(self._offset[call.choice])
-            self._offset[call.choice] += len(token)
+            self._offset[call.choice] += len(self._decoders[call.choice].decode(tokenizer.token_bytes(token_id)))
         top = [
-            {self._tokenizer.token_text(token_id): log_prob for log_prob, token_id in alternatives}
+            {tokenizer.token_text(token_id): log_prob for log_prob, token_id in alternatives}
             for alternatives in call.alternatives[start:upto]
         ]
         return {

@@ -24,6 +24,7 @@ from starlette.types import Scope
 
 from .errors import Unauthorized, WorkflowClosed
 from .http_io import header, json_response
+from .openapi import ERRORS
 from .service import GatewayService
 from .session import WorkflowSession
 from .session_store import ClosedWorkflow
@@ -84,7 +85,9 @@ def key_checker(control_key: str) -> Callable[[Scope], None]:
 def control_router(service: GatewayService) -> APIRouter:
     """Routes under /control/v1. The key is checked before the body is read, see ``ControlGuard``."""
     documented_key = Depends(HTTPBearer(auto_error=False))
-    router = APIRouter(prefix="/control/v1/workflows", dependencies=[documented_key], tags=["control"])
+    router = APIRouter(
+        prefix="/control/v1/workflows", dependencies=[documented_key], tags=["control"], responses=ERRORS
+    )
 
     def open_session(workflow_id: str) -> WorkflowSession:
         found = service.sessions.find(workflow_id)
@@ -163,20 +166,21 @@ def control_router(service: GatewayService) -> APIRouter:
 def health_router(service: GatewayService) -> APIRouter:
     """Probes and metrics; open, they tell nothing of workflows."""
     router = APIRouter(tags=["health"])
+    not_ready: dict[int | str, dict[str, Any]] = {"503": {"description": "Not ready"}}
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
         """The gateway's loop turns."""
         return {"status": "ok"}
 
-    @router.get("/readyz")
+    @router.get("/readyz", responses=not_ready)
     async def readyz(response: Response) -> dict[str, Any]:
         """Ready when every model is; per model, who is not."""
         ready = {model_id: service.ready(model_id) for model_id in service.registry.model_ids}
         response.status_code = 200 if all(ready.values()) else 503
         return {"ready": all(ready.values()), "models": ready}
 
-    @router.get("/readyz/{model_id}")
+    @router.get("/readyz/{model_id}", responses={**not_ready, "404": {"description": "No model of this job"}})
     async def readyz_model(model_id: str, response: Response) -> dict[str, Any]:
         """Whether a request for this model would pass now."""
         if model_id not in service.registry.model_ids:

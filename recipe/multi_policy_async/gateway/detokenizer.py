@@ -16,12 +16,14 @@
 import codecs
 import functools
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of byte-fallback models
 
 
 class Detokenizer(Protocol):
@@ -43,15 +45,32 @@ def make_detokenizer_factory(tokenizer: Tokenizer, hidden: frozenset[int] | None
     Args:
         hidden: ids that have no text; by default all special tokens.
     """
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
-    kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-    added = tokenizer.get_added_tokens_decoder()
     if hidden is None:
+        added = tokenizer.get_added_tokens_decoder()
         hidden = frozenset(token_id for token_id, token in added.items() if token.special)
-    if kinds == ["ByteLevel"]:
-        pieces = _BytePieces(tokenizer, {token_id: token.content for token_id, token in added.items()}, hidden)
+    if _is_byte_level(tokenizer):
+        pieces = _BytePieces(tokenizer, hidden)
         return lambda: _ByteLevelDetokenizer(pieces)
     return lambda: _WindowDetokenizer(tokenizer, hidden)
+
+
+def make_token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """The bytes of one token, special ones included, for log-prob reports: a token may be a part of a character."""
+    if _is_byte_level(tokenizer):
+        return _BytePieces(tokenizer, frozenset()).__getitem__
+
+    def token_bytes(token_id: int) -> bytes:
+        fallback = _BYTE_TOKEN.fullmatch(tokenizer.id_to_token(token_id) or "")
+        if fallback is not None:
+            return bytes([int(fallback[1], 16)])
+        return tokenizer.decode([token_id], skip_special_tokens=False).encode()
+
+    return token_bytes
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    return [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))] == ["ByteLevel"]
 
 
 def _unicode_to_byte() -> dict[str, int]:
@@ -66,10 +85,10 @@ def _unicode_to_byte() -> dict[str, int]:
 class _BytePieces(dict[int, bytes]):
     """Token id -> its bytes, filled as ids are met; hidden ones have none."""
 
-    def __init__(self, tokenizer: Tokenizer, added: dict[int, str], hidden: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._added = added
+        self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
         self._hidden = hidden
         self._bytes = _unicode_to_byte()
 

@@ -17,8 +17,8 @@ An agent sends its whole history with every call. Rendering and encoding it agai
 sampled (merges across token borders, spacing of tool arguments), and so a context the policy never saw. Instead:
 
 1. Canonical messages (roles, contents, tool names and parsed arguments, no ids, no spacing) are hashed in a chain; an
-   answer is found by the hash of the history up to and including it. Among equal answers the tool-call ids that the
-   client echoes decide, then the oldest received one that nothing extends yet.
+   answer is found by the hash of the history up to and including it. Among equal answers the response or tool-call
+   id that the client echoes decides, then the oldest received one that nothing extends yet.
 2. The history is rendered with the raw sampled text in place of the answers. Only if the text so far (of the found
    call's prompt and answer) is a prefix of it does the call extend that answer: its prompt is the stored ids plus the
    ids of the rest. A template that rewrites the past (strips thinking, changes the system prompt, trims) fails this
@@ -27,7 +27,7 @@ sampled (merges across token borders, spacing of tool arguments), and so a conte
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,14 +80,20 @@ class ConversationIndex:
         self._by_conversation.setdefault(_next(call.prompt.digest, answer_of(call)), []).append(call)
         self._by_prompt.setdefault(call.prompt.digest, []).append(call)
 
-    def find(self, digests: list[bytes], messages: list[Message]) -> tuple[Call, int] | None:
-        """The answer that ends the longest part of the history, and how many messages that part has."""
+    def find(
+        self, digests: list[bytes], messages: list[Message], echoed: Container[str] = ()
+    ) -> tuple[Call, int] | None:
+        """The answer that ends the longest part of the history, and how many messages that part has.
+
+        Args:
+            echoed: request ids of answers that the client names.
+        """
         for length in range(len(messages) - 1, 0, -1):
             if messages[length - 1]["role"] != "assistant":
                 continue
             candidates = [c for c in self._by_conversation.get(digests[length], ()) if c.state in _ALIVE]
             if candidates:
-                return _best(candidates, messages[length - 1]), length
+                return _best(candidates, messages[length - 1], echoed), length
         return None
 
     def find_completion(self, agent_id: str, ids: list[int]) -> Call | None:
@@ -177,7 +183,9 @@ def raw_answer(tokenizer: PolicyTokenizer, call: Call) -> Message:
 
 def _canonical(message: Message) -> list[Any]:
     calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
-    return [message["role"], message["content"], calls, message.get("name")]
+    # Frameworks put the agent's name on what the model said, which knew nothing of it.
+    name = None if message["role"] == "assistant" else message.get("name")
+    return [message["role"], message["content"], calls, name]
 
 
 def _next(digest: bytes, message: Message) -> bytes:
@@ -190,12 +198,11 @@ def _stripped(message: Message) -> list[Any]:
     return [role, "".join(content.split()), calls]
 
 
-def _best(candidates: list[Call], message: Message) -> Call:
-    echoed = {call.get("id") for call in message.get("tool_calls", ())}
-    if echoed:
-        for candidate in candidates:
-            if echoed & {tool_call.call_id for tool_call in candidate.tool_calls}:
-                return candidate
+def _best(candidates: list[Call], message: Message, echoed: Container[str]) -> Call:
+    tool_calls = {call.get("id") for call in message.get("tool_calls", ())}
+    for candidate in candidates:
+        if candidate.request_id in echoed or tool_calls & {call.call_id for call in candidate.tool_calls}:
+            return candidate
     # An answer that nobody is known to have received is meant only where no other can be.
     candidates = [c for c in candidates if c.received] or candidates
     return next((c for c in candidates if c.extended_by is None), candidates[0])

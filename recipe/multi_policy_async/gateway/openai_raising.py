@@ -144,5 +144,5 @@ class ChatCompletionWriter:
         return {"content": content, "refusal": None}
 
     def _logprob_entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        token = self._tokenizer.token_text(token_id)
+        return {"token": token, "logprob": logprob, "bytes": list(self._tokenizer.token_bytes(token_id))}

@@ -27,6 +27,10 @@ _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
+_ERROR = {"description": "An error in the provider's shape", "content": {"application/json": {"schema": _OBJECT}}}
+ERRORS: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "503": _ERROR}
+
+
 def _list(items: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": items, **more}
 
@@ -49,7 +53,11 @@ _SAMPLING: dict[str, Any] = {
     "seed": {"type": "integer"},
 }
 _STOP = _one_of(_TEXT, _list(_TEXT, maxItems=16))
-_TOOLS = {"tools": _list(_OBJECT), "parallel_tool_calls": _FLAG}
+_TOOLS = {
+    "tools": _list(_OBJECT),
+    "parallel_tool_calls": _FLAG,
+    "tool_choice": _one_of({"enum": ["auto", "none", "required"]}, _OBJECT),
+}
 
 _CHAT = {
     "required": ["messages"],
@@ -57,7 +65,6 @@ _CHAT = {
         "messages": _list(_message("system", "developer", "user", "assistant", "tool"), minItems=1),
         **_SAMPLING,
         **_TOOLS,
-        "tool_choice": _one_of({"enum": ["auto", "none", "required"]}, _OBJECT),
         "n": _COUNT,
         "stop": _STOP,
         "max_tokens": _COUNT,
@@ -96,7 +103,6 @@ _RESPONSES = {
         "max_output_tokens": _COUNT,
         **_SAMPLING,
         **_TOOLS,
-        "tool_choice": {"enum": ["auto", "none"]},
         "text": _OBJECT,
     },
 }
@@ -132,7 +138,6 @@ def _parameter(name: str, where: str) -> dict[str, Any]:
 
 
 def _operation(summary: str, body: dict[str, Any] | None, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = {"description": "An error in the provider's shape", "content": {"application/json": {"schema": _OBJECT}}}
     operation: dict[str, Any] = {
         "summary": summary,
         "tags": ["agents"],
@@ -142,8 +147,7 @@ def _operation(summary: str, body: dict[str, Any] | None, parameters: list[dict[
                 "description": "The provider's answer, with `metadata`",
                 "content": {"application/json": {"schema": _OBJECT}, "text/event-stream": {"schema": _TEXT}},
             },
-            "4XX": errors,
-            "503": errors,
+            **ERRORS,
         },
     }
     if body is not None:

@@ -13,18 +13,18 @@
 # limitations under the License.
 """A request's messages -> the prompt that is sent, going on from an earlier answer where the history allows it."""
 
-import asyncio
+import functools
+from typing import Any
 
 from .call import Call
 from .errors import BadRequest
 from .generation import ServedModel
 from .history import Prompt, conversation_digests, extend, raw_answer
 from .images import extend_with_images, has_images, place_images, take_images
-from .request import AgentRequest
+from .off_loop import LONG_BODY, LONG_TEXT, off_loop
+from .request import AgentRequest, Message
 from .session import WorkflowSession
 from .tokenizer import PolicyTokenizer
-
-_LONG_TEXT = 32_768  # characters; encoding more would hold up the loop for milliseconds
 
 
 async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: str, request: AgentRequest) -> Prompt:
@@ -33,22 +33,22 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
     Raises:
         BadRequest: the chat template refuses the messages, or an image is not usable.
     """
-    tokenizer = model.tokenizer
+    tokenizer, long = model.tokenizer, request.body_bytes > LONG_BODY
     images = await take_images(model, request.messages) if has_images(request.messages) else ()
     kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
-    digests = conversation_digests(agent_id, request.messages)
+    digests = await off_loop(long, conversation_digests, agent_id, request.messages)
     rewritten = session.conversations.rewritten(digests, request.messages)
-    found = session.conversations.find(digests, request.messages)
+    found = session.conversations.find(digests, request.messages, request.echoed)
     if found is not None:
         parent, length = found
         messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]
-        text = tokenizer.render(messages, request.tools, **kwargs)
-        ids = None if parent.cut else extend(tokenizer, parent, text)
+        text = await _render(tokenizer, messages, request, kwargs)
+        ids = None if parent.cut else await off_loop(len(text) > LONG_TEXT, extend, tokenizer, parent, text)
         if ids is not None and images:
             ids = extend_with_images(model, parent, ids, images)
         if ids is not None:
             return Prompt(ids, text, messages, digests[-1], parent, rewritten, images=images)
-    text = tokenizer.render(request.messages, request.tools, **kwargs)
+    text = await _render(tokenizer, request.messages, request, kwargs)
     ids = await _encode(tokenizer, text)
     if images:
         ids = place_images(model, ids, images)
@@ -87,10 +87,15 @@ async def _completion_prompt(
     return Prompt(ids, text, [], b"", parent, None, continues)
 
 
+async def _render(
+    tokenizer: PolicyTokenizer, messages: list[Message], request: AgentRequest, kwargs: dict[str, Any]
+) -> str:
+    render = functools.partial(tokenizer.render, messages, request.tools, **kwargs)
+    return await off_loop(request.body_bytes > LONG_BODY, render)
+
+
 async def _encode(tokenizer: PolicyTokenizer, text: str) -> list[int]:
-    if len(text) > _LONG_TEXT:
-        return await asyncio.to_thread(tokenizer.encode, text)
-    return tokenizer.encode(text)
+    return await off_loop(len(text) > LONG_TEXT, tokenizer.encode, text)
 
 
 def row_prompt_tokens(parent: Call, max_response_length: int) -> int:

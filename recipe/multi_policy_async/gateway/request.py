@@ -47,6 +47,8 @@ class AgentRequest:
         tools: OpenAI function schemas, None when no tool may be called.
         asked: the client's sampling values by our names, only those it sent.
         max_tokens: the client's budget, None when it left it open.
+        body_bytes: size of the body, which says what the request costs to handle.
+        echoed: request ids of earlier answers that the client names, where a protocol has such names.
     """
 
     messages: list[Message]
@@ -64,3 +66,5 @@ class AgentRequest:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     prompts: list[str | list[int]] | None = None
     constraint: Constraint | None = None
+    echoed: frozenset[str] = frozenset()
+    body_bytes: int = 0

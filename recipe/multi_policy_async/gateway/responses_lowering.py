@@ -46,6 +46,7 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
         # Instructions are of one response only: those of the former one are not carried over.
         messages += [m for i, m in enumerate(earlier) if not (i == 0 and m["role"] == "system")]
     messages += _input(body.get("input"))
+    echoed = _echoed(body)
     if not messages:
         raise BadRequest("input is empty", param="input")
     limit = body.get("max_output_tokens")
@@ -58,7 +59,15 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
         constraint=one_constraint(forced, _format(body)),
         model=None if body.get("model") is None else string(body["model"], "model"),
+        echoed=echoed,
     )
+
+
+def _echoed(body: dict[str, Any]) -> frozenset[str]:
+    """Request ids within the ids that the client sends back, of a response or of its message items."""
+    items = body["input"] if isinstance(body.get("input"), list) else []
+    ids = [item["id"].partition("_")[2].rpartition(":")[0] for item in items if isinstance(item.get("id"), str)]
+    return frozenset([*ids, (body.get("previous_response_id") or "").removeprefix("resp_")])
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:

@@ -143,6 +143,7 @@ def call_metadata(call: Call) -> dict[str, object]:
         "choice": call.choice,
         "policy_version": None if span is None else [str(version) for version in span],
         "finish_reason": call.finish_reason,
+        "truncated": call.finish_reason == "length",
         "sampled_tokens": len(call.ids),
         "attempts": call.attempts,
         "resumes": call.resumes,

@@ -39,8 +39,13 @@ from .metrics import GatewayMetrics
 from .output_parsing import Parsed
 from .request import AgentRequest
 from .spec import GatewaySpec
+from .upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
+
+
+# What says that a call was lost because its model's servers could not be had.
+_DOWN = (UpstreamError, UpstreamFailed, Busy)
 
 
 class SessionState(str, Enum):
@@ -76,7 +81,7 @@ class WorkflowSession:
         self._metrics = metrics
         self._turns: Counter[str] = Counter()
         self._by_digest: dict[tuple[str, bytes], list[Exchange]] = {}
-        self._refused: Counter[tuple[str, bytes]] = Counter()
+        self._unanswered: Counter[tuple[str, bytes]] = Counter()
         self._clock = clock
         self._used_at = clock()
         self._in_use = 0
@@ -204,8 +209,9 @@ class WorkflowSession:
             self._metrics.error("internal")
             error = UpstreamFailed(f"internal error: {type(caught).__name__}")
         if error is not None:
-            self._refused[(exchange.agent_id, exchange.digest)] += 1
-            self._abandon(exchange, "policy_down" if isinstance(error, (UpstreamFailed, Busy)) else "superseded")
+            self._unanswered[(exchange.agent_id, exchange.digest)] += 1
+            down = any(isinstance(fault, _DOWN) for fault in (error, error.__cause__))
+            self._abandon(exchange, "policy_down" if down else "superseded")
         exchange.end(error)
 
     def find_retry(self, agent_id: str, digest: bytes) -> Exchange | None:
@@ -218,8 +224,8 @@ class WorkflowSession:
         for exchange in candidates:
             if exchange.client_left and exchange.readers == 0:
                 return exchange
-        if self._refused[(agent_id, digest)] > 0:
-            self._refused[(agent_id, digest)] -= 1
+        if self._unanswered[(agent_id, digest)] > 0:
+            self._unanswered[(agent_id, digest)] -= 1
             return None
         return candidates[-1] if candidates else None
 
@@ -227,9 +233,9 @@ class WorkflowSession:
         """By id; None when this workflow has no such exchange."""
         return next((e for e in reversed(self.exchanges) if e.exchange_id == exchange_id), None)
 
-    def note_refused(self, agent_id: str, digest: bytes) -> None:
-        """A request ended in an error before it became an exchange: its retry is not a retry of another one."""
-        self._refused[(agent_id, digest)] += 1
+    def note_unanswered(self, agent_id: str, digest: bytes) -> None:
+        """A request ended before it became an exchange, and may be tried again: that is no retry of another one."""
+        self._unanswered[(agent_id, digest)] += 1
 
     # -- readers -------------------------------------------------------------------------------------------------
 

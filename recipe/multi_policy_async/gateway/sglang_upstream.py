@@ -173,7 +173,8 @@ class _AnswerReader:
 
     def chunk(self, answer: dict[str, Any]) -> TokenChunk:
         if "error" in answer:
-            raise UpstreamError(f"{answer['error']}")
+            # A stream's 200 is out before SGLang checks the request: this is its 400. What fails later ends otherwise.
+            raise UpstreamRefused(f"{answer['error']}")
         try:
             meta = answer["meta_info"]
             triples = meta.get("output_token_logprobs") or []

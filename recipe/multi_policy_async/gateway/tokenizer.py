@@ -28,9 +28,10 @@ from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..vision import ImageProcessor
-from .detokenizer import Detokenizer, make_detokenizer_factory
+from .detokenizer import Detokenizer, make_detokenizer_factory, make_token_bytes
 from .errors import BadRequest
 from .images import ModelImages
+from .off_loop import LONG_TEXT
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class PolicyTokenizer:
     Attributes:
         end_of_turn_ids: ids that end a turn when sampled (eos ids of the tokenizer and the generation config).
         images: what the model makes of images; None when it takes none.
+        token_bytes: the bytes of one token; of a character that is split over tokens, its part.
     """
 
     images: ModelImages | None = None
@@ -75,6 +77,7 @@ class PolicyTokenizer:
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._new_detokenizer = make_detokenizer_factory(tokenizer)
         self._new_marking_detokenizer = make_detokenizer_factory(tokenizer, frozenset(end_of_turn_ids))
+        self.token_bytes = make_token_bytes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         specials = [token.content for token in added.values() if token.special]
@@ -118,13 +121,13 @@ class PolicyTokenizer:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> str:
-        """Apply the chat template. Special-token text in the messages comes out guarded, see ``encode``.
+        """Apply the chat template. Special-token text in messages and tools comes out guarded, see ``encode``.
 
         Raises:
             BadRequest: the template refuses these messages.
         """
         if self._special_text is not None:
-            messages = _guard(messages, self._special_text)
+            messages, tools = _guard(messages, self._special_text), _guard(tools, self._special_text)
         try:
             rendered, _ = render_jinja_template(
                 conversations=[messages],
@@ -153,7 +156,7 @@ class PolicyTokenizer:
         return ids
 
     def _encode_piece(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return _ids(self._tokenizer, text)
 
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
@@ -165,14 +168,14 @@ class PolicyTokenizer:
             # A second instance: the flag is the instance's, and long texts are encoded in other threads meanwhile.
             self._plain = Tokenizer.from_str(self._tokenizer.to_str())
             self._plain.encode_special_tokens = True
-        return self._plain.encode(text.replace(_GUARD, ""), add_special_tokens=False).ids
+        return _ids(self._plain, text.replace(_GUARD, ""))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token, for log-prob reports."""
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        """Text of one token, for log-prob reports; bytes that are no whole character are escaped, as OpenAI does it."""
+        return self.token_bytes(token_id).decode(errors="backslashreplace")
 
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, at whose borders nothing merges."""
@@ -212,6 +215,13 @@ def pieces_stand_alone(tokenizer: Tokenizer) -> bool:
     return not overlaps and not any(token.lstrip or token.rstrip or token.normalized for token in special)
 
 
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    # Only the batched call lets other threads run meanwhile, the loop's above all.
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
 def _part(component: Any) -> dict[str, Any]:
     return {} if component is None else json.loads(component.__getstate__())
 
@@ -225,8 +235,9 @@ def _guard(value: Any, special_text: re.Pattern[str]) -> Any:
             return value
         return special_text.sub(lambda match: match.group()[0] + _GUARD + match.group()[1:], value)
     if isinstance(value, dict):
-        guarded = {key: _guard(item, special_text) for key, item in value.items()}
-        return value if all(guarded[key] is item for key, item in value.items()) else guarded
+        guarded = {_guard(key, special_text): _guard(item, special_text) for key, item in value.items()}
+        same = guarded.keys() == value.keys() and all(item is value[key] for key, item in guarded.items())
+        return value if same else guarded
     if isinstance(value, list):
         items = [_guard(item, special_text) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items

@@ -129,6 +129,7 @@ def test_an_end_of_turn_that_the_template_added_is_masked(folder, texts):
     cut = texts.ids("a long first answer")[:4]
     assert row.response_ids.tolist()[:5] == [*cut, texts.end]
     assert row.response_mask.tolist()[:5] == [1, 1, 1, 1, 0]
+    assert [call["truncated"] for call in row.metadata["calls"]] == [True, False]
 
 
 def test_a_tool_call_is_parsed_and_its_spacing_does_not_break_the_row(folder, texts):
@@ -205,6 +206,15 @@ def test_a_rewritten_last_answer_is_superseded_and_the_row_rolls_back_to_before_
     assert sampled(row) == texts.ids("first") + texts.ids("third")
     assert "what the client says instead" in texts.tokenizer.decode(row.response_ids.tolist())
     assert final["calls"] == {"kept": 2, "abandoned(superseded)": 1}
+
+
+def test_a_name_that_a_framework_puts_on_the_answer_does_not_break_the_row(folder, texts):
+    async def turns(ask, world):
+        first = await ask(user("one"))
+        await ask(user("one"), {**assistant(first.content), "name": "planner"}, user("two"))
+
+    _, [row], _ = conversation(folder, FakeEngine(in_turn(texts, "first", "second")), turns, rows="merged")
+    assert sampled(row) == texts.ids("first") + texts.ids("second")
 
 
 def test_white_space_that_the_client_trims_starts_a_row_but_drops_nothing(folder, texts):

@@ -15,6 +15,7 @@
 
 import asyncio
 import re
+import threading
 
 import httpx
 import openai
@@ -29,6 +30,7 @@ from ..gateway.openai_lowering import lower_chat
 from ..gateway.openapi import agent_paths
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import gateway_world
+from .fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
@@ -144,6 +146,45 @@ def test_unknown_workflows_agents_and_paths_are_404s_that_name_the_known_ones(fo
     answer = asyncio.run(run())
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
     assert re.search(names, answer.json()["error"]["message"])
+
+
+def test_a_method_that_a_path_does_not_take_is_a_405_that_names_those_it_takes(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            url = (await world.open(W))["planner"].openai_base_url
+            async with httpx.AsyncClient(verify=False) as http:
+                return [await http.request("OPTIONS", f"{url}/{path}") for path in ("chat/completions", "models")]
+
+    answers = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [405, 405]
+    assert [set(answer.headers["allow"].split(", ")) for answer in answers] == [{"POST"}, {"GET", "HEAD"}]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "messages/batches", 404), ("GET", "messages", 405)])
+def test_a_path_or_method_of_anthropics_that_is_not_served_is_told_in_anthropics_shape(
+    folder, texts, method, path, status
+):
+    async def run():
+        async with two_models(folder, texts) as world:
+            url = (await world.open(W))["planner"].openai_base_url
+            async with httpx.AsyncClient(verify=False) as http:
+                return await http.request(method, f"{url}/{path}")
+
+    answer = asyncio.run(run())
+    assert answer.status_code == status and set(answer.json()) == {"type", "error"}
+
+
+def test_a_bug_behind_the_control_api_is_a_503_in_shape_and_counted(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            world.gateway.routes = None  # the bug
+            key = {"authorization": f"Bearer {world.router.control_key}"}
+            async with httpx.AsyncClient(verify=False, headers=key) as http:
+                answer = await http.post(f"{world.base_url}/control/v1/workflows", json={"workflow_id": W})
+            return answer, world.metric("errors_total", code="internal")
+
+    answer, counted = asyncio.run(run())
+    assert (answer.status_code, answer.json()["error"]["code"], counted) == (503, "internal", 1.0)
 
 
 def test_strict_model_names_refuse_another_models_name(folder, texts):
@@ -270,6 +311,22 @@ def test_a_body_nested_deeper_than_anything_reads_is_a_400(folder, texts, protoc
     assert answer.status_code == 400 and "nested deeper" in answer.text
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
+def test_a_long_request_is_rendered_beside_the_loop_which_serves_everybody(tmp_path, texts, path, caplog):
+    async def run():
+        async with two_models(make_model_folder(tmp_path, template="{{ raise_exception('no') }}"), texts) as world:
+            url = f"{(await world.open(W))['planner'].openai_base_url}/{path}"
+            async with httpx.AsyncClient(verify=False) as http:
+                for count in (1, 5000):
+                    answer = await http.post(url, json={"messages": ASK * count})
+                    assert answer.status_code == 400 and "no" in answer.text
+
+    with caplog.at_level("INFO", logger="recipe.multi_policy_async.gateway.tokenizer"):
+        asyncio.run(run())
+    short, long = (record.thread for record in caplog.records if "refused" in record.message)
+    assert short == threading.get_ident() != long
+
+
 @pytest.mark.parametrize("rewards", [rb'{"x": 1, "\ud800": 2}', b'{"planner": NaN}'])
 def test_a_control_body_that_could_not_be_written_down_again_is_a_400(folder, texts, rewards):
     async def run():
@@ -294,3 +351,22 @@ def test_the_openapi_document_names_every_agent_route(folder, texts):
     served, documented = asyncio.run(run())
     assert served == set(agent_paths()) and served < set(documented)
     assert "/control/v1/workflows/{workflow_id}/finalize" in documented
+
+
+def test_the_openapi_document_names_the_statuses_that_the_control_api_answers_with(folder, texts):
+    async def run():
+        async with two_models(folder, texts) as world:
+            return world.router.app.openapi()["paths"]
+
+    paths = asyncio.run(run())
+    control = [operation for path in paths if path.startswith("/control/") for operation in paths[path].values()]
+    assert len(control) == 8 and all(set(operation["responses"]) == {"200", "4XX", "503"} for operation in control)
+    assert {"200", "404", "503"} <= set(paths["/readyz/{model_id}"]["get"]["responses"])
+
+
+def test_the_openapi_document_allows_every_tool_choice_that_is_served():
+    chat, responses = (
+        agent_paths()[f"/v1/{path}"]["post"]["requestBody"] for path in ("chat/completions", "responses")
+    )
+    choices = [body["content"]["application/json"]["schema"]["properties"]["tool_choice"] for body in (chat, responses)]
+    assert choices == [{"anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}]}] * 2

@@ -191,6 +191,22 @@ def test_log_probs_of_the_sampled_tokens_reach_the_client_both_ways(folder, text
     assert [len(entry.top_logprobs) for entry in whole] == [2, 2, 2]
 
 
+def test_log_probs_of_a_character_split_over_tokens_hold_its_bytes(folder, texts):
+    async def run():
+        async with gateway_world(folder, engines(texts, planner="a😀")) as world:
+            client = world.client((await world.open(W))["planner"])
+            whole = await client.chat.completions.create(model="any", messages=ASK, logprobs=True)
+            legacy = await client.completions.create(model="any", prompt="x", logprobs=0)
+            return whole.choices[0].logprobs.content, legacy.choices[0].logprobs
+
+    entries, legacy = asyncio.run(run())
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == "a😀<|im_end|>"
+    assert (
+        [entry.token for entry in entries] == ["a", r"\xf0", r"\x9f", r"\x98", r"\x80", "<|im_end|>"] == legacy.tokens
+    )
+    assert legacy.text_offset == [0, 1, 1, 1, 1, 2]
+
+
 def test_the_synchronous_client_works_too(folder, texts):
     async def run():
         async with gateway_world(folder, engines(texts)) as world:

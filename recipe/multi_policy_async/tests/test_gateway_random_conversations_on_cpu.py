@@ -108,11 +108,17 @@ class Client:
         self.never_seen: set[str] = set()
         self.threads: list[list[dict]] = [[{"role": "user", "content": "begin"}]]
 
-    async def ask(self, thread: list[dict], *, n: int = 1, deliver: bool = True) -> None:
+    async def ask(self, thread: list[dict], *, n: int = 1, deliver: bool = True, retry: bool = False) -> None:
         body = {"messages": thread, "n": n, "tools": [TOOL]}
         exchange = await self.service.start_exchange(
             self.session, "planner", lower_chat(body, max_choices=4), self.rng.randbytes(8)
         )
+        if retry:  # its connection is lost at some point of the answer, or behind its end
+            self.session.reader_came(exchange)
+            await exchange.wait_beyond(self.rng.randrange(4))
+            self.session.reader_went(exchange, delivered=exchange.ended and exchange.error is None)
+            joined = self.session.find_retry("planner", exchange.digest)
+            assert joined is (exchange if exchange.error is None else None)
         self.session.reader_came(exchange)
         await exchange.wait_ended()
         self.session.reader_went(exchange, delivered=deliver and exchange.error is None)
@@ -136,7 +142,9 @@ class Client:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "choices", "leave", "rewrite", "edit", "abort", "error", "twice"]),
+        st.sampled_from(
+            ["ask", "ask", "ask", "choices", "leave", "retry", "rewrite", "edit", "abort", "error", "twice"]
+        ),
         st.integers(0, 50),
     ),
     max_size=14,
@@ -183,6 +191,8 @@ def test_rows_hold_the_sampled_tokens_of_kept_calls_once_each(
             await client.ask(thread, n=3)
         elif action == "leave":
             await client.ask(thread, deliver=False)
+        elif action == "retry":
+            await client.ask(thread, retry=True)
         elif action == "twice":
             await asyncio.gather(client.ask(thread), client.ask(thread))
         elif action == "rewrite" and len(thread) > 2:

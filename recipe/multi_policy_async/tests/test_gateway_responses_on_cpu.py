@@ -112,6 +112,21 @@ def test_a_response_goes_on_from_an_earlier_one_by_its_id(folder, texts):
     assert text == "second" and len(row.metadata["calls"]) == 2
 
 
+@pytest.mark.parametrize("how", ["previous_response_id", "items"])
+def test_of_equal_responses_the_one_whose_id_is_echoed_is_gone_on_with(folder, texts, how):
+    async def act(client):
+        _, second = [await client.responses.create(model="m", input="hello") for _ in range(2)]
+        if how == "items":
+            said = [item.model_dump(exclude_none=True) for item in second.output]
+            history = [{"role": "user", "content": "hello"}, *said, {"role": "user", "content": "two"}]
+            await client.responses.create(model="m", input=history)
+        else:
+            await client.responses.create(model="m", input="two", previous_response_id=second.id)
+
+    _, rows = run_with(folder, FakeEngine(texts.says("same")), act, rows="merged")
+    assert [[call["turn"] for call in row.metadata["calls"]] for row in rows] == [[0], [1, 2]]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -141,6 +141,23 @@ def test_the_retry_of_a_refused_sibling_does_not_take_the_other_siblings_answer(
     assert status == 503 and retry_id == f"chatcmpl-{W}:planner:2" and len(rows) == 2
 
 
+def test_the_retry_of_a_sibling_that_left_while_it_was_held_does_not_take_the_other_siblings_answer(folder, texts):
+    async def run():
+        async with (
+            one_model(folder, FakeEngine(texts.says("plan"))) as world,
+            Raw((await world.open(W))["planner"]) as agent,
+        ):
+            await agent.post()
+            session = world.gateway.sessions.find(W)
+            session.pause()
+            await agent.leave(0.3)
+            await until(lambda: session.idle_s() > 0)  # the gateway saw it leave
+            session.resume()
+            return (await agent.post(headers=RETRY)).json()["id"]
+
+    assert asyncio.run(run()) == f"chatcmpl-{W}:planner:1"
+
+
 def test_a_client_that_does_not_come_back_leaves_no_row_and_no_generation(folder, texts):
     async def run():
         engine = slow(texts)

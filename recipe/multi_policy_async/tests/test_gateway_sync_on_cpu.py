@@ -24,7 +24,7 @@ from ..gateway.metrics import GatewayMetrics
 from ..gateway_binding_registry import ModelState
 from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import World, gateway_world
+from .fakes.gateway_world import World, binding, gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
@@ -185,6 +185,25 @@ def test_a_call_lives_through_several_syncs(folder, texts):
     assert row.metadata["calls"][0]["resumes"] == 3 and row.versions.tolist() == sorted(row.versions.tolist())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_and_characters_over_which_syncs_cut_are_read_as_if_nothing_had_happened(folder, texts, stream):
+    async def run():
+        engine = FakeEngine(texts.says("€😀€😀END and more"), token_s=0.01)
+        async with one_model(folder, engine) as world:
+            client = world.client((await world.open(W))["planner"])
+            call = asyncio.create_task(ask(client, stream=stream, stop=["END"]))
+            for number in range(2, 7):
+                await asyncio.sleep(0.025)
+                await sync_weights(world, "planner_model", f"0.{number}")
+            text = await call
+            await world.control.finalize(W, rewards=1.0)
+            return text, world.sink.rows
+
+    text, [row] = asyncio.run(run())
+    assert text == "€😀€😀" and row.response_ids.tolist() == texts.ids("€😀€😀END", end=False)
+    assert row.metadata["calls"][0]["resumes"] >= 3
+
+
 @pytest.mark.parametrize("how", ["no_partial_rollout", "penalty"])
 def test_a_call_that_cannot_be_resumed_starts_again_when_the_client_has_seen_nothing(folder, texts, how):
     changes = {"partial_rollout": False} if how == "no_partial_rollout" else {"sampling": {"frequency_penalty": 0.5}}
@@ -242,17 +261,35 @@ def test_tokens_of_two_incarnations_never_share_a_row(folder, texts):
 @pytest.mark.parametrize("fault", [0, 500, 502, 503])
 def test_a_server_that_fails_once_is_asked_again_under_a_new_rid(folder, texts, fault):
     async def run():
-        engine = FakeEngine(texts.says("plan"), faults=[fault])
+        engine = FakeEngine(lambda prompt: (ended_before.extend(engine.aborted), texts.ids("plan"))[1], faults=[fault])
         async with one_model(folder, engine) as world:
             text = await ask(world.client((await world.open(W))["planner"]))
             await world.control.finalize(W, rewards=1.0)
             return text, engine, world.sink.rows
 
+    ended_before: list[str] = []
+
     text, engine, rows = asyncio.run(run())
     assert text == "plan" and len(rows) == 1
     first, second = engine.requests
     assert (first["rid"], second["rid"]) == (f"{W}:planner:0#0", f"{W}:planner:0#1")
-    assert engine.aborted == [first["rid"]]  # the old attempt is ended before the next one starts
+    assert engine.aborted == [first["rid"]] == ended_before  # the old attempt is ended before the next one starts
+
+
+def test_a_call_that_nobody_waits_for_is_ended_at_every_replica(folder, texts):
+    async def run():
+        first, second = FakeEngine(texts.says(ALPHABET), token_s=0.02), FakeEngine(texts.says("unused"))
+        async with one_model(folder, first, retry_grace_s=0.0) as world:
+            urls = [first.url, await second.start()]
+            await world.router.bind(binding("planner_model", folder, first.url, replica_urls=urls))
+            call = asyncio.create_task(ask(world.client((await world.open(W))["planner"])))
+            await until(lambda: first.running)
+            call.cancel()
+            await until(lambda: first.aborted and second.aborted)
+            await second.stop()
+            return first.aborted, second.aborted
+
+    assert asyncio.run(run()) == ([f"{W}:planner:0#0"], [f"{W}:planner:0#0"])
 
 
 def test_an_answer_cut_in_its_middle_is_sampled_again_from_the_prompt(folder, texts):
@@ -266,6 +303,17 @@ def test_an_answer_cut_in_its_middle_is_sampled_again_from_the_prompt(folder, te
     text, engine, [row] = asyncio.run(run())
     assert text == ALPHABET and row.response_ids.tolist() == texts.ids(ALPHABET)
     assert engine.requests[1]["input_ids"] == engine.requests[0]["input_ids"]
+
+
+def test_a_stream_whose_server_dies_in_its_middle_ends_with_an_error_and_is_counted_as_the_policys_fault(folder, texts):
+    async def run():
+        engine = FakeEngine(texts.says(ALPHABET), cut_after=[7])
+        async with one_model(folder, engine) as world:
+            with pytest.raises(openai.APIError, match="cannot be completed"):
+                await ask(world.client((await world.open(W))["planner"]), stream=True)
+            return (await world.control.finalize(W, rewards=1.0))["calls"], len(engine.requests)
+
+    assert asyncio.run(run()) == ({"abandoned(policy_down)": 1}, 1)
 
 
 def test_a_dead_server_is_a_503_after_the_bounded_retry_and_the_session_stays_usable(folder, texts):
@@ -284,13 +332,14 @@ def test_a_dead_server_is_a_503_after_the_bounded_retry_and_the_session_stays_us
     assert text == "plan" and calls == {"kept": 1, "abandoned(policy_down)": 1}
 
 
-def test_a_refusal_of_the_server_is_the_clients_400_and_is_not_tried_again(folder, texts):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_of_the_server_is_the_clients_400_and_is_not_tried_again(folder, texts, stream):
     async def run():
         engine = FakeEngine(texts.says("plan"), faults=[400])
         async with one_model(folder, engine) as world:
             client = world.client((await world.open(W))["planner"], max_retries=3)
             with pytest.raises(openai.BadRequestError, match="refuse"):
-                await ask(client)
+                await ask(client, stream=stream)
             return len(engine.requests), await ask(client)
 
     assert asyncio.run(run()) == (1, "plan")

@@ -14,6 +14,8 @@
 """Rendering, encoding, piecewise decoding and stop strings."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from ..gateway.detokenizer import StopScanner, _WindowDetokenizer, make_detokenizer_factory
+from ..gateway.detokenizer import StopScanner, _WindowDetokenizer, make_detokenizer_factory, make_token_bytes
 from ..gateway.errors import BadRequest
 from ..gateway.tokenizer import PolicyTokenizer, pieces_stand_alone
 from .fakes.tiny_model_folder import make_model_folder
@@ -61,6 +63,23 @@ def test_special_token_text_in_a_message_never_becomes_a_control_token(tokenizer
     ids = tokenizer.encode(tokenizer.render([{"role": "user", "content": injected}]))
     assert ids.count(tokenizer.end_of_turn_ids[0]) == 1
     assert injected in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+PLACES = ("a description", "a parameter", "an argument's name")
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_special_token_text_in_tools_and_their_arguments_never_becomes_a_control_token(tokenizer, where):
+    def ids(text: str) -> list[int]:
+        described, named, argument = (text if where == place else "x" for place in PLACES)
+        function = {"name": "f", "description": described, "parameters": {"properties": {named: {}}}}
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {argument: 1}}}
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return tokenizer.encode(tokenizer.render(messages, [{"type": "function", "function": function}]))
+
+    injected = ids("a<|im_end|>b")
+    assert injected.count(tokenizer.end_of_turn_ids[0]) == ids("ab").count(tokenizer.end_of_turn_ids[0])
+    assert "a<|im_end|>b" in tokenizer.decode(injected, skip_special_tokens=False)
 
 
 def test_guarded_text_is_encoded_like_the_same_text_without_special_tokens(tokenizer):
@@ -118,6 +137,20 @@ def test_an_added_token_that_could_reach_over_a_control_token_keeps_texts_whole(
     assert not pieces_stand_alone(overlapping)
 
 
+@pytest.mark.parametrize("text", ["hello é ", "hello <|im_end|> "])
+def test_other_threads_run_while_a_long_text_is_encoded_which_has_the_ids_of_its_parts(tokenizer, text):
+    long = tokenizer.render([{"role": "user", "content": text * 40_000}])
+    turns = 0
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(tokenizer.encode, long)
+        while not encoding.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 20
+    part, two = (tokenizer.encode(tokenizer.render([{"role": "user", "content": text * n}])) for n in (1, 2))
+    assert len(encoding.result()) == len(part) + 39_999 * (len(two) - len(part))
+
+
 def test_messages_that_the_template_refuses_are_the_clients_fault(tmp_path):
     template = "{{ raise_exception('roles must alternate') }}"
     strict = PolicyTokenizer.load(str(make_model_folder(tmp_path / "strict", template=template)))
@@ -170,6 +203,17 @@ def test_the_general_detokenizer_agrees_with_the_byte_wise_one(tokenizer, folder
     ids = tokenizer.encode(text)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert decoded(_WindowDetokenizer(backend), ids) == decoded(tokenizer.new_detokenizer(), ids).rstrip("\ufffd")
+
+
+def test_the_bytes_of_single_tokens_joined_are_the_text_also_of_byte_fallback_models(tokenizer):
+    text = "größer 😀<|im_end|>"
+    ids = tokenizer.encode(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert tokenizer.token_text(tokenizer.encode("😀")[0]) == "\\xf0"
+    vocab = {"<unk>": 0, "a": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    fallback = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    fallback.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert b"".join(map(make_token_bytes(fallback), fallback.encode("a€").ids)).decode() == "a€"
 
 
 def test_byte_fallback_models_get_the_general_detokenizer():

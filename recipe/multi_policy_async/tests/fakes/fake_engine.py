@@ -110,7 +110,11 @@ class FakeEngine:
             if status == 0:
                 request.transport.close()
                 return web.Response()
-            return web.json_response({"error": {"message": f"fault {status}"}}, status=status)
+            fault = {"error": {"message": f"fault {status}"}}
+            if body["stream"] and status == 400:  # SGLang's refusal of a stream, whose status is out already
+                events = f"data: {json.dumps(fault)}\n\ndata: [DONE]\n\n"
+                return web.Response(text=events, content_type="text/event-stream")
+            return web.json_response(fault, status=status)
         cut = self.cut_after.pop(0) if self.cut_after else -1
         rid = body["rid"]
         abort = self.running[rid] = asyncio.Event()
