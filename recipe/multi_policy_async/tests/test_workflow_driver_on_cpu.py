@@ -106,7 +106,9 @@ class RaisesOnFloat:
 
 
 @pytest.mark.parametrize(
-    "result", [None, "good", {}, float("nan"), np.zeros((2, 2)), Outcome(1.0, score=[1]), RaisesOnFloat()], ids=repr
+    "result",
+    [None, "good", {}, float("nan"), -1e39, np.zeros((2, 2)), Outcome(1.0, score=[1]), RaisesOnFloat()],
+    ids=repr,
 )
 def test_a_result_that_is_no_reward_is_a_failed_member_and_its_error_names_the_workflow(tmp_path, result):
     job = Job(tmp_path, Scripted({0: [result]}), tasks=1, n=1)
