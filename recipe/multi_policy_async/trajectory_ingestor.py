@@ -230,6 +230,8 @@ class TrajectoryIngestor:
     async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
         """Wait until ``version`` may be published: no pin is set and, with ``stagger``, no other policy syncs.
 
+        A policy's first version after its start waits for nobody: its gate is closed until it is served.
+
         Returns:
             ``False`` after ``timeout_s``: ask again. ``True``: publish now, and tell by ``synced`` when it is done.
         """

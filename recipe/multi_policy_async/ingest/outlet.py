@@ -97,7 +97,7 @@ class Outlet:
         deadline = state.clock() + timeout_s
         while not isinstance(state.end, ProducerDied):
             changed, now = state.changes.now(), state.clock()
-            if state.pin.is_set:
+            if state.pin.is_set and queue.published is not None:
                 wait_s = _DEADLINE_CHECK_S  # it runs out without an event
             else:
                 wait_s = state.stagger.wait_s(model_id, now) if state.end is None else 0.0

@@ -158,18 +158,25 @@ def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tm
     assert with_ingestor(tmp_path, scenario) == [True, True, False]
 
 
+async def _serving(ingestor, model_id: str) -> None:
+    await ingestor.register_policy(model_id, queue_spec(), True)
+    await ingestor.may_publish(model_id, V0, 0)
+    await ingestor.synced(model_id)
+
+
 def test_while_versions_are_pinned_no_policy_publishes_and_what_is_on_its_way_arrives_first(tmp_path):
     """Also after the data has ended, when the last versions are published."""
 
     async def scenario(ingestor):
         for model_id in (PLANNER, SOLVER):
-            await ingestor.register_policy(model_id, queue_spec(), True)
+            await _serving(ingestor, model_id)
         assert await ingestor.may_publish(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
         pinned = [await ingestor.pin_versions(100, 0)]
         pinning = asyncio.create_task(ingestor.pin_versions(100, 10))
         await ingestor.synced(PLANNER)
         pinned.append(await pinning)
         waiting = asyncio.create_task(ingestor.may_publish(SOLVER, Version(0, 1), 10))
+        await asyncio.sleep(0)
         allowed = [await ingestor.may_publish(PLANNER, Version(0, 2), 0), waiting.done()]
         await ingestor.end_of_data()
         allowed.append(await ingestor.may_publish(PLANNER, Version(0, 2), 0))
@@ -189,10 +196,22 @@ def test_a_policy_that_retires_after_its_last_version_publishes_no_more(tmp_path
     assert with_ingestor(tmp_path, scenario)
 
 
+def test_a_policy_that_starts_again_during_a_pin_opens_its_gate(tmp_path):
+    """Else workflows of the evaluation would wait for it, and it for the end of the evaluation."""
+
+    async def scenario(ingestor):
+        await _serving(ingestor, PLANNER)
+        await ingestor.pin_versions(100, 0)
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        return [await ingestor.may_publish(PLANNER, Version(1, number), 0) for number in (0, 1)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
 @pytest.mark.parametrize("released_by", ["time", "a dead producer"])
 def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
     async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _serving(ingestor, PLANNER)
         await ingestor.pin_versions(0.05 if released_by == "time" else 1000, 0)
         if released_by != "time":
             await ingestor.producer_died("killed")
