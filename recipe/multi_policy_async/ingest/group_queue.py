@@ -192,7 +192,7 @@ class GroupQueue:
             plan.missing = target
             return plan
         minimum = min(self.spec.min_batch_groups or target, target)
-        waited = now - ready[0].closed_at
+        waited = now - min(group.closed_at for group in ready)
         replayed = self.replay.choose(len(ready), target, version, self.lineage) if self.replay.enabled else []
         enough = len(ready) + len(replayed) >= minimum
         if len(ready) >= target or ended or (enough and waited >= self.spec.coalesce_s):

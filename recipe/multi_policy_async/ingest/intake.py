@@ -107,7 +107,7 @@ class Intake:
             tokens: Counter[tuple[str, str]] = Counter()
             for row in record.trajectories:
                 tokens[row.model_id, SUPERSEDED] += int(row.response_mask.sum())
-            await state.serial.on_disk(state.ledger.abandon, tokens)
+            await state.serial.on_disk(state.ledger.abandon, record.workflow_id, digest, tokens)
             return {}
         if digest != first_digest:
             raise ValueError(f"workflow {record.workflow_id} has ended as {status!r} with other content")

@@ -92,8 +92,10 @@ def test_a_fate_outside_the_closed_list_is_impossible_in_the_file_itself(ledger)
 
 @pytest.mark.parametrize("reason", reasons.ABANDON_REASONS)
 def test_the_file_takes_every_reason_for_which_the_gateway_abandons_a_call(ledger, reason):
-    ledger.abandon({(PLANNER, reason): 3})
-    ledger.abandon({(PLANNER, reason): 4})
+    for attempt, tokens in enumerate((3, 4)):
+        workflow_id = WorkflowId(0, 0, 0, attempt)
+        ledger.issue(workflow_id, 1, 0.0)
+        ledger.abandon(str(workflow_id), b"digest", {(PLANNER, reason): tokens})
     counts = ledger._db.execute("SELECT reason, tokens FROM abandoned").fetchall()
     assert [tuple(each) for each in counts] == [(reason, 7)]
 
