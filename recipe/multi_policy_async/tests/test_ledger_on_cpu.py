@@ -189,6 +189,26 @@ def test_a_policy_restored_at_a_step_trains_again_what_only_lost_weights_have_se
     assert stats["trained"] == 2 and stats["dropped"] == {"rolled_back": 2} and stats["unaccounted"] == 0
 
 
+def test_after_a_restore_rows_of_lost_weights_take_no_room_from_rows_that_survive(tmp_path):
+    """What waits again may be more than the queue holds, until a task closes."""
+
+    async def scenario(ingestor):
+        spec = queue_spec(max_lead_groups=3)
+        await ingestor.register_policy(PLANNER, spec, True)
+        await _train(ingestor, 1, [0])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "checkpoints/1")
+        for step, tasks in ((2, [1, 2]), (3, [3, 4]), (4, [5, 6])):
+            await _train(ingestor, step, tasks)
+        incarnation = await ingestor.register_policy(PLANNER, spec, True, restored=(0, 1))
+        lead = (await ingestor.stats())[PLANNER]["lead_groups"]
+        await finish_task(ingestor, 7, version=1)
+        return lead, await _take_all(ingestor, incarnation, 1), (await ingestor.stats())[PLANNER]
+
+    lead, tasks, stats = with_ingestor(tmp_path, scenario)
+    assert lead == 2 and tasks == ["e0-t1", "e0-t2", "e0-t7"]
+    assert stats["dropped"] == {"rolled_back": 8} and stats["unaccounted"] == 0
+
+
 def test_rows_of_a_lost_branch_stay_lost_after_a_second_restore(tmp_path):
     """Restored twice at version 1 of incarnation 0: version 2 of incarnation 1 is lost, version 1 of both is not."""
 
