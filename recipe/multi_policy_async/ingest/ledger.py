@@ -131,7 +131,7 @@ class Ledger:
 
     def prune(self, replayable: Mapping[str, int] | None = None) -> Iterator[int]:
         """See ``ledger_prune.prune``."""
-        return prune(self._db, replayable or {})
+        return prune(self._db, {} if replayable is None else replayable)
 
     def open_task(self, epoch: int, task: int, members: int) -> None:
         """Write that a task is started; its groups wait for ``members`` workflows."""

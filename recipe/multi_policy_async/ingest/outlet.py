@@ -192,9 +192,17 @@ class Outlet:
     async def prune(self) -> int:
         state, deleted = self._state, 0
         self._pruned_at = state.clock()
-        reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
-        steps = state.ledger.prune({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
-        while (rows := await state.serial.exclusively(state.serial.on_disk(next, steps, None))) is not None:
+        replayable: dict[str, int] = {}
+        steps = state.ledger.prune(replayable)
+
+        async def step() -> int | None:
+            # Anew at each step: a restore in between may have brought older rows back into reach.
+            reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
+            replayable.clear()
+            replayable.update({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
+            return await state.serial.on_disk(next, steps, None)
+
+        while (rows := await state.serial.exclusively(step())) is not None:
             deleted += rows
         return deleted
 

@@ -18,7 +18,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from recipe.multi_policy_async.ingest import reasons
+from recipe.multi_policy_async.ingest import ledger_prune, reasons
 from recipe.multi_policy_async.ingest.ledger import FateChange, Ledger, NewRow, TerminalCommit
 from recipe.multi_policy_async.ingest.row_codec import encode_arrays
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
@@ -340,6 +340,18 @@ def test_the_rows_of_a_group_are_pruned_together(tmp_path):
         return deleted, taken, (await ingestor.stats())[PLANNER]["dropped"]
 
     assert with_ingestor(tmp_path, scenario) == (0, None, {"rolled_back": 2})
+
+
+def test_a_group_larger_than_a_step_of_pruning_is_pruned_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger_prune, "_STEP", 1)
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _train(ingestor, 1, [0, 1])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "path")
+        return await ingestor.prune(), (await ingestor.stats())[PLANNER]["trained"]
+
+    assert with_ingestor(tmp_path, scenario) == (4, 4)
 
 
 def test_dropped_and_recorded_rows_are_pruned_and_waiting_ones_never(tmp_path):
