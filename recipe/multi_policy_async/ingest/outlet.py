@@ -224,7 +224,7 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
-        state.schedule.trains_at(queue.model_id, version, state.queues)
+        state.schedule.trains_at(queue.model_id, version, state.queues, state.closed_tasks)
         if not state.may_take(queue):
             if queue.moves(version):
                 queue.apply_take(TakePlan(), groups, version)

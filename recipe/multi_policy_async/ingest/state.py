@@ -81,7 +81,7 @@ class IngestState:
             return True
         return (
             not queue.warms_up(self.closed_tasks)
-            and self.schedule.in_turn(queue.model_id, self.queues)
+            and self.schedule.in_turn(queue.model_id, self.queues, self.closed_tasks)
             and self.schedule.may_take(len(self.open))
         )
 

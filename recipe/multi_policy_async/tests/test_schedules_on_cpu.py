@@ -164,6 +164,13 @@ def test_a_policy_that_warms_up_trains_after_its_number_of_tasks(tmp_path, sched
     assert sum(what == "played" for what, _ in game.log[:first]) >= 6
 
 
+def test_a_policy_that_warms_up_has_no_turn_yet(tmp_path):
+    policies = {"a": Policy(queue={"start_after_tasks": 6}, target=1), "b": Policy(target=6)}
+    game = play(tmp_path, policies, schedule="alternate")
+    before = game.log[: game.log.index(("train", "a"))]
+    assert before.count(("train", "b")) > 1 and "surplus" not in game.stats["b"]["dropped"]
+
+
 @pytest.mark.parametrize("schedule", ["all", "alternate", "sync"])
 def test_a_job_of_one_policy_that_warms_up_is_not_stuck(tmp_path, schedule):
     play(tmp_path, {"a": Policy(queue={"start_after_tasks": 5, "max_lead_groups": 2})}, schedule=schedule)
