@@ -119,6 +119,10 @@ class TestQueues:
         assert not found(max_queue_groups=2, min_batch_groups=2)
         assert list(found(max_queue_groups=2, min_batch_groups=3)) == ["max_queue_groups"]
 
+    def test_a_largest_batch_below_the_batch_itself_would_do_nothing(self, found):
+        assert not found(max_batch_groups=4)
+        assert list(found(max_batch_groups=3)) == ["max_batch_groups"]
+
     def test_no_group_may_be_asked_to_be_larger_than_the_attempts_at_a_task(self, planner):
         policy = planner({"async_training.min_group_size": 4})
         assert not queue_found(policy, group_size=4)
