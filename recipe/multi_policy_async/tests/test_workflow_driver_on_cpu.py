@@ -222,6 +222,33 @@ def test_a_policy_that_was_not_there_leads_to_a_new_attempt(tmp_path):
     assert len(job.gateway.aborted) == 1, "the session of the first attempt is released"
 
 
+def test_a_workflow_that_passes_its_deadline_at_the_gate_of_a_policy_that_is_down_is_tried_again(tmp_path):
+    """It is not the agents' fault: 64 such failures would end a job whose policy only starts again."""
+    job = Job(tmp_path, Scripted({0: [lambda: asyncio.sleep(60), 1.0]}), tasks=1, n=1, timeout_s=0.05)
+    job.gateway.waiting = {"e0-t0-s0-a0": PLANNER}
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["retried"]
+
+    assert play(job, scenario) == ({"ok": 1}, 1)
+
+
+def test_a_deadline_is_the_workflows_own_where_the_gateway_does_not_say_that_it_is_blocked(tmp_path):
+    job = Job(tmp_path, Scripted({0: [lambda: asyncio.sleep(60), 1.0]}), tasks=1, n=1, timeout_s=0.05)
+
+    async def away(longer_than_s):
+        raise ConnectionError("gateway is away")
+
+    job.gateway.blocked = away
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings()
+
+    assert play(job, scenario) == {"failed": 1}
+
+
 def test_an_error_of_another_service_is_the_workflows_own(tmp_path):
     job = Job(tmp_path, Scripted({0: [connection_error("http://tool.example")]}), tasks=1, n=1)
 
