@@ -25,6 +25,7 @@ from .groups import QueuedGroup
 from .reasons import ROLLED_BACK, STALE
 from .replay import ReplayPool
 from .spec import QueueSpec
+from .stale_watch import StaleWatch
 
 _EMA = 0.9  # weight of the past in the running number of groups that a task feeds to a policy
 
@@ -68,6 +69,7 @@ class GroupQueue:
         self.lineage: dict[int, int] = {}
         self.groups_per_task = groups_per_task
         self.replay = ReplayPool(spec)
+        self.stale_watch = StaleWatch(model_id, spec.max_staleness)
         self._registration = 0
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}

@@ -79,6 +79,7 @@ class Intake:
                 state.in_flight[str(workflow_id)] = InFlight(
                     *place,
                     deadline=None if deadline_s is None else state.clock() + deadline_s,
+                    issued=state.clock(),
                     versions={m: queue.version.number for m, queue in state.queues.items() if queue.version},
                 )
             return answer
@@ -138,7 +139,7 @@ class Intake:
         state.baselines.update(commit.baselines)
         for row in commit.rows:
             state.accounts[row.trajectory.model_id].accept(row.fate)
-        del state.in_flight[record.workflow_id]
+        state.workflow_ended(state.in_flight.pop(record.workflow_id))
         task.ended.add(sample)
         task.groups = arrival.groups
         if commit.closed is not None:

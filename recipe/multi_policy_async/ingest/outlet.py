@@ -25,7 +25,7 @@ from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
 from .partners import partner_staleness
-from .reasons import RETIRED, SHUTDOWN, TRAINED, check_drop_reason
+from .reasons import RETIRED, SHUTDOWN, STALE, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
@@ -236,6 +236,11 @@ class Outlet:
             await state.serial.on_disk(state.ledger.set_fates, changes)
             for change in changes:
                 state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
+        if queue.moves(version):
+            queue.stale_watch.moved(version.number, state.clock())
+        stale = len(plan.drops.get(STALE, ()))
+        if warning := queue.stale_watch.took(stale, len(plan.ready), state.workflow_s):
+            logger.warning("%s", warning)
         changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
         batch_id = queue.apply_take(plan, groups, version)
         if changed:

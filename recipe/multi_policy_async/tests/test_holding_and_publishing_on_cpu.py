@@ -20,6 +20,7 @@ import pytest
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
+    ingest_spec,
     queue_spec,
     record,
     stats_of,
@@ -27,6 +28,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     with_ingestor,
 )
 from recipe.multi_policy_async.trajectory import Version, VersionSpan
+from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 
 V0 = Version(0, 0)
 
@@ -120,6 +122,31 @@ def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
         return [group.group_id.split("/")[0] for group in batch.groups]
 
     assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
+
+
+def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_times_behind_it(tmp_path, caplog):
+    """Every version takes 30 s, every workflow 25 s, and two of three groups are too old."""
+    clock = [0.0]
+
+    async def scenario():
+        ingestor = TrajectoryIngestor(tmp_path / "ledger.sqlite", ingest_spec(), clock=lambda: clock[0])
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, min_group_size=1), True)
+        for number in range(3, 19):
+            lags = {f"e0-t{10 * number + i}-s0-a0": lag for i, lag in enumerate((1, 2, 2))}
+            for workflow_id in lags:
+                await ingestor.issue(workflow_id, 1)
+            clock[0] += 25.0
+            for workflow_id, lag in lags.items():
+                await ingestor.ingest(record(workflow_id, trajectory(workflow_id, version=number - lag)))
+            clock[0] += 5.0
+            batch = await ingestor.take(PLANNER, 1, Version(0, number), 0)
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, number + 1, 0)
+        await ingestor.close()
+
+    asyncio.run(scenario())
+    (message,) = [each.getMessage() for each in caplog.records if "stale" in each.getMessage()]
+    assert "lost 22 of its last 33 groups" in message
+    assert "a workflow takes 25 s, a version 30 s, and max_staleness is 1" in message
 
 
 def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
