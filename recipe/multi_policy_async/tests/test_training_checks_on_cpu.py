@@ -133,6 +133,12 @@ class TestQueues:
         assert queue_found(planner(settings))
         assert not queue_found(planner(settings, train=False))
 
+    @pytest.mark.parametrize(("rule", "price"), [("any", "loses surplus"), ("all", "waits for the slowest")])
+    def test_explain_tells_which_rule_admits_tasks_and_what_it_costs(self, tmp_path, rule, price):
+        shown = explain(tiny_job(tmp_path, f"ingest.admission={rule}", f"{PLANNER}.async_training.max_queue_groups=9"))
+        assert f"schedule all, admission {rule}" in shown and price in shown
+        assert "planner_model: a lead of 16 groups, of which 9 may be queued" in shown
+
     def test_explain_tells_when_the_bound_on_staleness_is_tighter_than_the_lead(self, tmp_path):
         note = "max_staleness=1 drops those that do"
         settings = [f"{PLANNER}.{BATCH}=4", f"{PLANNER}.async_training.max_staleness=1"]
