@@ -51,18 +51,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{report.export_parquet(db, options.parquet)} rows written to {options.parquet}")
             else:
                 _print_counts(db)
-    except ValueError as error:
+    except (ValueError, OSError, sqlite3.DatabaseError) as error:  # a mistake, a disk, a damaged file
         print(f"ledger: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _print_counts(db: sqlite3.Connection) -> None:
-    _print_table("Rows", report.row_counts(db))
-    _print_table("Trained again (replay)", report.replay_counts(db))
-    _print_table("Abandoned before they were rows", report.abandoned_tokens(db))
-    _print_table("Workflows", report.workflow_counts(db))
-    _print_table("Checkpoints", report.checkpoints(db))
+    tables = {
+        "Rows": report.row_counts(db),
+        "Trained again (replay)": report.replay_counts(db),
+        "Abandoned before they were rows": report.abandoned_tokens(db),
+        "Workflows": report.workflow_counts(db),
+        "Checkpoints": report.checkpoints(db),
+    }
+    for title, records in tables.items():
+        _print_table(title, records)
+    if not any(tables.values()):
+        print("nothing is in the ledger yet: no workflow was started")
 
 
 def _print_table(title: str, records: list[dict[str, Any]]) -> None:

@@ -100,11 +100,12 @@ class JobMetrics:
         ]
         score = workflows["score_mean"]
         blocked = f" ({workflows['blocked']} blocked)" if workflows["blocked"] else ""
+        state = f", {workflows['state']}" if workflows["state"] != "producing" else ""
         self._print(
             f"{'pipeline':<{self._width}}  workflows {workflows['running']} running{blocked}, "
             f"{workflows['finished']} finished, {workflows['failed']} failed"
             + (f", score {score:.3f}" if score is not None else "")
-            + f" | {' | '.join(parts)}"
+            + f"{state} | {' | '.join(parts)}"
         )
         self._append(
             "metrics/pipeline.jsonl", {"time": time.time(), "workflows": dict(workflows), "models": dict(models)}

@@ -20,10 +20,11 @@
 {"planner": {0: 0.1, 1: 0.9}}     the same by turn number (the last part of a request id; in JSON a text)
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from .trajectory import Trajectory
 
@@ -32,6 +33,9 @@ Rewards = float | Sequence[float] | Mapping[str, float | TurnRewards]
 
 Place = tuple[str | int, ...]
 """Where a number stands in rewards: ``()``, ``(index,)``, ``(name,)`` or ``(name, turn or index)``."""
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Trainers compute with float32: what is larger is infinite to them."""
 
 
 def map_rewards(rewards: Any, change: Callable[[Place, Any], Any]) -> Any:
@@ -211,9 +215,14 @@ def _turns(trajectories: Sequence[Trajectory], agent_id: str) -> list[int]:
     return sorted({t.turn for t in trajectories if t.agent_id == agent_id})
 
 
+def is_finite(value: float) -> bool:
+    """Whether a number is finite to a trainer too; also for integers that no float can hold."""
+    return abs(value) <= LARGEST_REWARD  # not so for NaN
+
+
 def _finite(place: Place, value: object) -> float:
     if isinstance(value, bool):
         return float(value)
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not is_finite(value):
         raise ValueError(f"{describe(place)} is {value!r}, not a finite number")
     return float(value)

@@ -32,10 +32,11 @@ from typing import Any
 from .ingest.accounts import Account, model_stats
 from .ingest.batch_source import End, ProducerDied, TakenBatch
 from .ingest.group_queue import GroupQueue
+from .ingest.groups import survives
 from .ingest.intake import Intake, describe_idle
 from .ingest.ledger import FateChange, WaitingRow
 from .ingest.outlet import Outlet
-from .ingest.reasons import POISON
+from .ingest.reasons import POISON, ROLLED_BACK
 from .ingest.recovery import rebuild, rebuild_trained, unfinished
 from .ingest.replay import ReplayPool
 from .ingest.spec import IngestSpec, QueueSpec
@@ -73,7 +74,8 @@ class TrajectoryIngestor:
         """Start a policy, again after its trainer died, or at its checkpoint ``restored = (incarnation, step)``.
 
         Batches that an earlier trainer took and did not consume wait again, and so do rows that weights outside the
-        restored lineage consumed. A group that ``max_give_backs`` trainers died with, and now one more, is ``poison``.
+        restored lineage consumed; closed groups that such weights sampled are ``rolled_back``.
+        A group that ``max_give_backs`` trainers died with, and now one more, is ``poison``.
 
         Args:
             model_id: the policy.
@@ -94,12 +96,13 @@ class TrajectoryIngestor:
         async def register() -> int:
             incarnation = await state.serial.on_disk(state.ledger.checkpoints.begin_incarnation, model_id, restored)
             queue.lineage = await state.serial.on_disk(state.ledger.checkpoints.lineage, model_id)
+            number = 0 if restored is None else restored[1]
             waiting = await state.serial.on_disk(state.ledger.waiting_rows, model_id)
             give_backs = state.queues[model_id].give_backs() if model_id in state.queues else {}
             waiting = await self._without_poison(waiting, give_backs)
+            waiting = await self._without_lost(waiting, Version(incarnation, number), queue.lineage)
             counts = await state.serial.on_disk(state.ledger.counts)
             replayed = await state.serial.on_disk(state.ledger.replay_counts)
-            number = 0 if restored is None else restored[1]
             oldest = ReplayPool(spec, number).oldest
             trained_rows = (
                 [] if oldest is None else await state.serial.on_disk(state.ledger.trained_rows, model_id, oldest)
@@ -126,6 +129,21 @@ class TrajectoryIngestor:
             logger.warning("dropped as poison, trainer after trainer died with them: %s", ", ".join(sorted(groups)))
             await self._state.serial.on_disk(self._state.ledger.set_fates, [FateChange(poison, POISON)])
         return [row for row in waiting if row.group_id not in groups]
+
+    async def _without_lost(
+        self, waiting: list[WaitingRow], version: Version, lineage: Mapping[int, int]
+    ) -> list[WaitingRow]:
+        """Drop closed groups that lost weights sampled, now: waiting for the first take, they could make a full queue
+        lose the groups that survive, as ``surplus``."""
+        lost = {
+            row.group_id
+            for row in waiting
+            if row.closed is not None and not survives(row.incarnation, row.newest, version, lineage)
+        }
+        gone = [row.row_id for row in waiting if row.group_id in lost]
+        if gone:
+            await self._state.serial.on_disk(self._state.ledger.set_fates, [FateChange(gone, ROLLED_BACK)])
+        return [row for row in waiting if row.group_id not in lost]
 
     async def retire(self, model_id: str) -> None:
         """The policy reached its target: it keeps serving, its waiting and later rows count as ``retired``."""
@@ -229,6 +247,8 @@ class TrajectoryIngestor:
 
     async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
         """Wait until ``version`` may be published: no pin is set and, with ``stagger``, no other policy syncs.
+
+        A policy's first version after its start waits for nobody: its gate is closed until it is served.
 
         Returns:
             ``False`` after ``timeout_s``: ask again. ``True``: publish now, and tell by ``synced`` when it is done.

@@ -40,6 +40,7 @@ def explain(job: JobSpec, resolved: bool = False) -> str:
         _block("models", [_model_line(policy) for policy in job.models.values()]),
         _block("agents", [f"{agent} -> {model}" for agent, model in job.agent_model_mapping.items()]),
         ("resources (logical)\n" if job.device == "cpu" else "resources\n") + resources.table(resources.job_needs(job)),
+        _block("production", _production(job)),
         *([_block("notes", notes)] if (notes := _notes(job)) else []),
         _settings(job),
     ]
@@ -60,6 +61,23 @@ def write_resolved(job: JobSpec) -> Path:
     (folder / "job.yaml").write_text(_yaml(dumped))
     (folder / "explain.txt").write_text(explain(job) + "\n")
     return folder
+
+
+def _production(job: JobSpec) -> list[str]:
+    """Who decides whether another task is started, and what becomes of what is too much."""
+    rule = {
+        "any": "any policy that can train now is below its lead; one that is fed faster than it trains loses surplus",
+        "all": "all policies that can train now are below their lead; production waits for the slowest",
+    }
+    lines = [
+        f"schedule {job.ingest.schedule}, admission {job.ingest.admission}: a task is started while "
+        f"{rule[job.ingest.admission]}"
+    ]
+    for policy in job.trained.values():
+        queue = policy.queue
+        most = queue.max_queue_groups or queue.max_lead_groups
+        lines.append(f"{policy.model_id}: a lead of {queue.max_lead_groups} groups, of which {most} may be queued")
+    return lines
 
 
 def _notes(job: JobSpec) -> list[str]:

@@ -223,6 +223,13 @@ def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> 
             queue.max_queue_groups,
             fix=f">= {at_least}" + ("" if queue.min_batch_groups else ", or set min_batch_groups"),
         )
+    if queue.max_batch_groups is not None and queue.max_batch_groups < batch:
+        yield Problem(
+            policy.key("async_training.max_batch_groups"),
+            f"is below the {batch} groups that a batch has when they are there",
+            queue.max_batch_groups,
+            fix=f">= {batch}, or a smaller actor_rollout_ref.actor.ppo_mini_batch_size",
+        )
     yield from replay_problems(policy, queue)
     if queue.min_group_size > group_size and queue.on_small_group == "drop":
         yield Problem(

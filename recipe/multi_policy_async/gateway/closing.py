@@ -20,7 +20,7 @@ from typing import Any
 
 from ..agent_model_route_table import AgentModelRouteTable
 from ..gateway_binding_registry import GatewayBindingRegistry
-from ..rewards import Rewards, by_turn, check_rewards, mean_reward, resolve_rewards
+from ..rewards import Rewards, by_turn, check_rewards, is_finite, mean_reward, resolve_rewards
 from ..trajectory import Trajectory, WorkflowRecord
 from .call import Call
 from .errors import BadRequest, UpstreamFailed
@@ -68,7 +68,7 @@ class WorkflowCloser:
 
         Raises:
             NotFound: unknown workflow.
-            BadRequest: the rewards do not fit the trajectories; the session stays sealed, try again.
+            BadRequest: the rewards do not fit the trajectories, or are not finite; the session stays sealed, try again.
             UpstreamFailed: the sink failed; try again.
         """
         found = self._store.find(workflow_id)
@@ -81,6 +81,8 @@ class WorkflowCloser:
             rewards = found.rewards if rewards is None else rewards
             chosen = found.chosen_calls(rewards if isinstance(rewards, Mapping) else ())
             try:
+                if score is not None and not is_finite(score):
+                    raise ValueError(f"workflow {workflow_id}: score is {score}, not a finite number")
                 if rewards is not None:
                     rewards = check_rewards(workflow_id, rewards, self._routes.agents)
                 rows = build_rows(

@@ -81,7 +81,7 @@ class CallSlots:
         except BaseException:  # also a cancelled call: the slot it may have got goes to the next, the error goes on
             if turn.done() and not turn.cancelled():  # it got a slot and the end at the same time
                 self.in_use -= 1
-            else:
+            elif turn in self._waiting:  # a slot that became free just now has passed it by
                 self._waiting.remove(turn)
             self._hand_out()
             raise

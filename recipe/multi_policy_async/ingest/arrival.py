@@ -16,13 +16,13 @@
 Planning changes nothing. The ingestor commits the plan to the ledger and applies it only then.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..rewards import is_finite
 from ..trajectory import Trajectory, WorkflowRecord
 from .baselines import AgentOfModel, Baseline, observed
 from .group_queue import GroupQueue
@@ -51,7 +51,7 @@ def check_record(record: WorkflowRecord, queues: Mapping[str, GroupQueue]) -> No
             a reward or score that is not finite, or a missing reward in a workflow that ended well.
     """
     where = f"workflow {record.workflow_id}"
-    if record.score is not None and not math.isfinite(record.score):
+    if record.score is not None and not is_finite(record.score):
         raise ValueError(f"{where}: score {record.score} is not finite")
     seen: set[str] = set()
     for row in record.trajectories:
@@ -68,7 +68,7 @@ def check_record(record: WorkflowRecord, queues: Mapping[str, GroupQueue]) -> No
         if row.reward is None:
             if record.status == "ok" and queues[row.model_id].trained:
                 raise ValueError(f"{where}: trajectory {row.trajectory_id} has no reward")
-        elif not math.isfinite(row.reward):
+        elif not is_finite(row.reward):
             raise ValueError(f"{where}: trajectory {row.trajectory_id} has reward {row.reward}")
 
 

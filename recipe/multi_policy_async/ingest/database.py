@@ -58,7 +58,8 @@ class Database:
         try:
             yield
         except BaseException:  # whatever came, half a transaction must not stay; the error goes on
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # after errors of the disk SQLite has rolled back by itself
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 

@@ -25,6 +25,7 @@ from .groups import QueuedGroup
 from .reasons import ROLLED_BACK, STALE
 from .replay import ReplayPool
 from .spec import QueueSpec
+from .stale_watch import StaleWatch
 
 _EMA = 0.9  # weight of the past in the running number of groups that a task feeds to a policy
 
@@ -69,6 +70,7 @@ class GroupQueue:
         self.lineage: dict[int, int] = {}
         self.groups_per_task = groups_per_task
         self.replay = ReplayPool(spec)
+        self.stale_watch = StaleWatch(model_id, spec.max_staleness)
         self._registration = 0
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}
@@ -194,7 +196,7 @@ class GroupQueue:
         if not ready:
             plan.missing, plan.needed = target, minimum
             return plan
-        waited = now - ready[0].closed_at
+        waited = now - min(group.closed_at for group in ready)
         replayed = self.replay.choose(len(ready), target, version, self.lineage) if self.replay.enabled else []
         enough = len(ready) + len(replayed) >= minimum
         if len(ready) >= target or ended or (enough and waited >= self.spec.coalesce_s):

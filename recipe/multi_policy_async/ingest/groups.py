@@ -69,11 +69,14 @@ class QueuedGroup:
         """Version before the step minus the oldest version of any token in the group (invariant 6)."""
         return version.number - self.oldest
 
-    def survives(self, version: Version, lineage: dict[int, int]) -> bool:
+    def survives(self, version: Version, lineage: Mapping[int, int]) -> bool:
         """Whether every row was sampled by weights that the trainer's weights descend from."""
-        return all(
-            row.incarnation == version.incarnation or row.newest <= lineage.get(row.incarnation, 0) for row in self.rows
-        )
+        return all(survives(row.incarnation, row.newest, version, lineage) for row in self.rows)
+
+
+def survives(incarnation: int, newest: int, version: Version, lineage: Mapping[int, int]) -> bool:
+    """Whether the weights at ``version`` descend from the ``newest`` ones that sampled a row."""
+    return incarnation == version.incarnation or newest <= lineage.get(incarnation, 0)
 
 
 def group_key(group_by: str, workflow_id: str, trajectory: Trajectory) -> str:

@@ -43,6 +43,7 @@ class InFlight:
     sample: int
     deadline: float | None = None  # monotonic seconds; None: unknown, it holds nobody
     versions: Mapping[str, int] = field(default_factory=dict)  # version numbers by policy when it was issued
+    issued: float | None = None  # monotonic seconds; None: by an earlier process
 
     @property
     def place(self) -> tuple[str, int]:

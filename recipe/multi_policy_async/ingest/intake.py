@@ -79,6 +79,7 @@ class Intake:
                 state.in_flight[str(workflow_id)] = InFlight(
                     *place,
                     deadline=None if deadline_s is None else state.clock() + deadline_s,
+                    issued=state.clock(),
                     versions={m: queue.version.number for m, queue in state.queues.items() if queue.version},
                 )
             return answer
@@ -107,7 +108,7 @@ class Intake:
             tokens: Counter[tuple[str, str]] = Counter()
             for row in record.trajectories:
                 tokens[row.model_id, SUPERSEDED] += int(row.response_mask.sum())
-            await state.serial.on_disk(state.ledger.abandon, tokens)
+            await state.serial.on_disk(state.ledger.abandon, record.workflow_id, digest, tokens)
             return {}
         if digest != first_digest:
             raise ValueError(f"workflow {record.workflow_id} has ended as {status!r} with other content")
@@ -138,7 +139,7 @@ class Intake:
         state.baselines.update(commit.baselines)
         for row in commit.rows:
             state.accounts[row.trajectory.model_id].accept(row.fate)
-        del state.in_flight[record.workflow_id]
+        state.workflow_ended(state.in_flight.pop(record.workflow_id))
         task.ended.add(sample)
         task.groups = arrival.groups
         if commit.closed is not None:

@@ -132,7 +132,7 @@ class Ledger:
 
     def prune(self, replayable: Mapping[str, int] | None = None) -> Iterator[int]:
         """See ``ledger_prune.prune``."""
-        return prune(self._db, replayable or {})
+        return prune(self._db, {} if replayable is None else replayable)
 
     def open_task(self, epoch: int, task: int, members: int) -> None:
         """Write that a task is started; its groups wait for ``members`` workflows."""
@@ -224,9 +224,14 @@ class Ledger:
         found = self._db.execute("SELECT model_id, agent_id, rewards, mean, variance FROM baselines")
         return {(model_id, agent_id): Baseline(*numbers) for model_id, agent_id, *numbers in found}
 
-    def abandon(self, tokens: dict[tuple[str, str], int]) -> None:
-        """Count sampled tokens that never became rows, by (model id, reason)."""
+    def abandon(self, workflow_id: str, digest: bytes, tokens: Mapping[tuple[str, str], int]) -> None:
+        """Count sampled tokens of a superseded attempt that never became rows, by (model id, reason); once."""
         with self._db.transaction():
+            first = self._db.execute(
+                "UPDATE workflows SET digest = ? WHERE workflow_id = ? AND digest IS NULL", (digest, workflow_id)
+            )
+            if first.rowcount == 0:
+                return
             self._db.executemany(
                 "INSERT INTO abandoned VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens",
                 ((model_id, reason, n) for (model_id, reason), n in tokens.items()),

@@ -38,7 +38,7 @@ def prune(db: Database, replayable: Mapping[str, int]) -> Iterator[int]:
 
     Args:
         db: the ledger's database.
-        replayable: per model with replay, the version number of the oldest rows that it may use.
+        replayable: per model with replay, the version number of the oldest rows that it may use; read at each step.
     """
     for model_id, fate, incarnation in db.execute(
         "SELECT DISTINCT model_id, fate, consumed_incarnation FROM rows WHERE fate IS NOT NULL"
@@ -64,6 +64,9 @@ def _prune_rows(db: Database, model_id: str, fate: str, incarnation: int | None,
             f"SELECT id, group_id FROM rows WHERE {condition} ORDER BY group_id, id LIMIT {_STEP + 1}", values
         ).fetchall()
         cut = found[-1][1] if len(found) > _STEP else None  # the rest of this group comes with the next step
+        if found and found[0][1] == cut:  # a group larger than a step is a step
+            found = db.execute(f"SELECT id, group_id FROM rows WHERE {condition} AND group_id = ?", [*values, cut])
+            cut = None
         ids = [row_id for row_id, group_id in found if group_id != cut]
         for some in chunks(ids):
             db.execute(

@@ -25,7 +25,7 @@ from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
 from .partners import partner_staleness
-from .reasons import RETIRED, SHUTDOWN, TRAINED, check_drop_reason
+from .reasons import RETIRED, SHUTDOWN, STALE, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Outlet:
         deadline = state.clock() + timeout_s
         while not isinstance(state.end, ProducerDied):
             changed, now = state.changes.now(), state.clock()
-            if state.pin.is_set:
+            if state.pin.is_set and queue.published is not None:
                 wait_s = _DEADLINE_CHECK_S  # it runs out without an event
             else:
                 wait_s = state.stagger.wait_s(model_id, now) if state.end is None else 0.0
@@ -192,9 +192,17 @@ class Outlet:
     async def prune(self) -> int:
         state, deleted = self._state, 0
         self._pruned_at = state.clock()
-        reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
-        steps = state.ledger.prune({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
-        while (rows := await state.serial.exclusively(state.serial.on_disk(next, steps, None))) is not None:
+        replayable: dict[str, int] = {}
+        steps = state.ledger.prune(replayable)
+
+        async def step() -> int | None:
+            # Anew at each step: a restore in between may have brought older rows back into reach.
+            reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
+            replayable.clear()
+            replayable.update({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
+            return await state.serial.on_disk(next, steps, None)
+
+        while (rows := await state.serial.exclusively(step())) is not None:
             deleted += rows
         return deleted
 
@@ -216,7 +224,7 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
-        state.schedule.trains_at(queue.model_id, version, state.queues)
+        state.schedule.trains_at(queue.model_id, version, state.queues, state.closed_tasks)
         if not state.may_take(queue):
             if queue.moves(version):
                 queue.apply_take(TakePlan(), groups, version)
@@ -228,6 +236,11 @@ class Outlet:
             await state.serial.on_disk(state.ledger.set_fates, changes)
             for change in changes:
                 state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
+        if queue.moves(version):
+            queue.stale_watch.moved(version.number, state.clock())
+        stale = len(plan.drops.get(STALE, ()))
+        if warning := queue.stale_watch.took(stale, len(plan.ready), state.workflow_s):
+            logger.warning("%s", warning)
         changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
         batch_id = queue.apply_take(plan, groups, version)
         if changed:

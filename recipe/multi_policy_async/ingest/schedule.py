@@ -43,7 +43,7 @@ class TrainAll:
     def __init__(self, rule: str):
         self._decide = any if rule == "any" else all
 
-    def in_turn(self, model_id: str, queues: Queues) -> bool:
+    def in_turn(self, model_id: str, queues: Queues, closed_tasks: int) -> bool:
         """Whether the policy may train now."""
         return True
 
@@ -66,14 +66,14 @@ class TrainAll:
     def admitted(self) -> None:
         """A task was started."""
 
-    def trains_at(self, model_id: str, version: Version, queues: Queues) -> None:
+    def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> None:
         """A trainer asks for a batch with weights at ``version``."""
 
     def _deciding(self, queues: Queues, closed_tasks: int) -> Collection[GroupQueue]:
         return [
             queue
             for model_id, queue in queues.items()
-            if queue.can_train and not queue.warms_up(closed_tasks) and self.in_turn(model_id, queues)
+            if queue.can_train and not queue.warms_up(closed_tasks) and self.in_turn(model_id, queues, closed_tasks)
         ]
 
 
@@ -91,28 +91,33 @@ class Alternate(TrainAll):
         self._holder: str | None = None
         self._since: Version | None = None
 
-    def in_turn(self, model_id: str, queues: Queues) -> bool:
-        return model_id == self._turn(queues)
+    def in_turn(self, model_id: str, queues: Queues, closed_tasks: int) -> bool:
+        return model_id == self._turn(queues, closed_tasks)
 
-    def trains_at(self, model_id: str, version: Version, queues: Queues) -> None:
-        if model_id != self._turn(queues):
+    def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> None:
+        if model_id != self._turn(queues, closed_tasks):
             return
         if self._since is None or version.incarnation != self._since.incarnation:
             self._since = version
         elif version.number - self._since.number >= self._versions:
-            self._pass_on(queues)
+            self._pass_on(queues, closed_tasks)
 
-    def _turn(self, queues: Queues) -> str | None:
+    def _turn(self, queues: Queues, closed_tasks: int) -> str | None:
         """The holder; a turn ends early when its holder cannot train any more."""
-        if self._holder is None or self._holder not in queues or not queues[self._holder].can_train:
-            self._pass_on(queues)
+        if self._holder is None or not self._is_able(self._holder, queues, closed_tasks):
+            self._pass_on(queues, closed_tasks)
         return self._holder
 
-    def _pass_on(self, queues: Queues) -> None:
+    def _pass_on(self, queues: Queues, closed_tasks: int) -> None:
         order = list(queues)
         start = order.index(self._holder) + 1 if self._holder in queues else 0
-        able = [model_id for model_id in (*order[start:], *order[:start]) if queues[model_id].can_train]
+        able = [each for each in (*order[start:], *order[:start]) if self._is_able(each, queues, closed_tasks)]
         self._holder, self._since = (able[0] if able else None), None
+
+    @staticmethod
+    def _is_able(model_id: str, queues: Queues, closed_tasks: int) -> bool:
+        """Who warms up has no turn: the others would wait for it, and lose what they are fed meanwhile."""
+        return model_id in queues and queues[model_id].can_train and not queues[model_id].warms_up(closed_tasks)
 
 
 class Rounds(TrainAll):

@@ -81,7 +81,8 @@ class QueueSpec(_Spec):
     idle_tasks_limit: int | None = Field(ge=1)
     """So many tasks in a row gave a policy that can train no group: the job gives up. ``None``: never."""
     min_group_size: int = Field(ge=1)
-    """Groups with fewer rows are small; GRPO would give a group of one its raw reward."""
+    """Groups with fewer rows are small; GRPO would give a group of one its raw reward. Rows count, not workflows: they
+    are what the estimator compares, and one workflow may leave several."""
     on_small_group: Literal["drop", "ema"]
     """Rows of small groups: dropped as ``group_too_small``, or compared with a moving average of their agent's rewards
     (baselines.py)."""

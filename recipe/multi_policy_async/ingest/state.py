@@ -32,6 +32,8 @@ from .serial import Broadcast, Serial
 from .spec import IngestSpec
 from .stagger import SyncStagger
 
+_RECENT_WORKFLOWS = 64  # that the running mean of their time remembers
+
 
 class IngestState:
     """Opens the ledger and reads back unfinished work.
@@ -53,6 +55,7 @@ class IngestState:
         self.queues: dict[str, GroupQueue] = {}
         self.pin = VersionPin(clock)
         self.end: End | ProducerDied | None = None
+        self.workflow_s: float | None = None  # running mean of how long workflows take
         self.baselines = self.ledger.baselines()
         recovered = self.ledger.recover()
         self.next_row_id = recovered.next_row_id
@@ -71,6 +74,13 @@ class IngestState:
     def closed_tasks(self) -> int:
         return self.next_close - 1
 
+    def workflow_ended(self, workflow: InFlight) -> None:
+        """Learn how long workflows take."""
+        if workflow.issued is not None:
+            seconds = self.clock() - workflow.issued
+            known = seconds if self.workflow_s is None else self.workflow_s
+            self.workflow_s = known + (seconds - known) / _RECENT_WORKFLOWS
+
     def has_room(self) -> bool:
         """Whether another task may be started now."""
         return self.schedule.has_room(self.queues, len(self.open), self.closed_tasks)
@@ -81,7 +91,7 @@ class IngestState:
             return True
         return (
             not queue.warms_up(self.closed_tasks)
-            and self.schedule.in_turn(queue.model_id, self.queues)
+            and self.schedule.in_turn(queue.model_id, self.queues, self.closed_tasks)
             and self.schedule.may_take(len(self.open))
         )
 

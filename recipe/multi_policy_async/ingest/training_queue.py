@@ -32,7 +32,8 @@ class TrainingQueue(IngestBatchSource):
     """verl's ``MessageQueueClient`` (fully_async_policy/message_queue.py) on one policy's queue.
 
     Differences: a sample is a batch of whole groups, a full queue is counted and never silent, the end of the data and
-    the death of its producer are told apart.
+    the death of its producer are told apart. Not here: ``put_validate`` and ``get_validate`` (evaluations have a way of
+    their own), ``get_memory_usage`` (rows are on disk) and the ``_sync`` variants, which would block an actor's loop.
     """
 
     async def put_sample(self, sample: WorkflowRecord) -> bool:

@@ -160,7 +160,7 @@ def test_what_is_no_reward_is_refused(result):
         ({"a": [1.0, float("nan")]}, r"a\[1\]"),
         ([1.0, float("nan")], r"reward\[1\]"),
         (Outcome(1.0, score=float("nan")), "score"),
-        ({"a": 1e308, "b": 1e308}, "score"),
+        ({"a": 1e39, "b": 0.0}, "a"),  # infinite to trainers, which compute with float32
     ],
 )
 def test_a_reward_or_score_that_is_not_finite_is_refused_by_its_name(result, name):

@@ -37,6 +37,22 @@ def adaptive(least: int = 4, most: int = 64) -> ConcurrencySpec:
 
 
 class TestSlots:
+    def test_a_wait_that_ends_just_when_a_slot_becomes_free_ends_as_what_it_is(self):
+        """Not as an error of the list that it waited in, which would be a 500 for the client."""
+
+        async def run():
+            slots = CallSlots(1)
+            await slots.acquire(first=False, timeout_s=60)
+            waiting = asyncio.ensure_future(slots.acquire(first=False, timeout_s=60))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            slots.release()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            return slots.in_use, slots.waiting
+
+        assert asyncio.run(run()) == (0, 0)
+
     @settings(max_examples=50, deadline=None)
     @given(
         limit=st.integers(1, 3),

@@ -113,7 +113,9 @@ def test_a_failed_workflow_needs_no_reward():
     assert resolve(None, [row("planner")], required=False) == [None]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "1", {"x": 1}])
+@pytest.mark.parametrize(
+    "bad", [math.nan, math.inf, pytest.param(10**400, id="larger than floats"), -math.inf, None, "1", {"x": 1}]
+)
 @pytest.mark.parametrize("form", [lambda r: r, lambda r: [r], lambda r: {"planner": r}, lambda r: {"planner": [r]}])
 def test_a_reward_that_is_no_finite_number_names_the_workflow_in_every_form(bad, form):
     with pytest.raises(ValueError, match="e0-t0-s0-a0"):

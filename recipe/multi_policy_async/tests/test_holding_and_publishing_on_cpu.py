@@ -20,6 +20,7 @@ import pytest
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
+    ingest_spec,
     queue_spec,
     record,
     stats_of,
@@ -27,6 +28,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     with_ingestor,
 )
 from recipe.multi_policy_async.trajectory import Version, VersionSpan
+from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 
 V0 = Version(0, 0)
 
@@ -122,6 +124,31 @@ def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
     assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
 
 
+def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_times_behind_it(tmp_path, caplog):
+    """Every version takes 30 s, every workflow 25 s, and two of three groups are too old."""
+    clock = [0.0]
+
+    async def scenario():
+        ingestor = TrajectoryIngestor(tmp_path / "ledger.sqlite", ingest_spec(), clock=lambda: clock[0])
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, min_group_size=1), True)
+        for number in range(3, 19):
+            lags = {f"e0-t{10 * number + i}-s0-a0": lag for i, lag in enumerate((1, 2, 2))}
+            for workflow_id in lags:
+                await ingestor.issue(workflow_id, 1)
+            clock[0] += 25.0
+            for workflow_id, lag in lags.items():
+                await ingestor.ingest(record(workflow_id, trajectory(workflow_id, version=number - lag)))
+            clock[0] += 5.0
+            batch = await ingestor.take(PLANNER, 1, Version(0, number), 0)
+            await ingestor.mark_consumed(PLANNER, batch.batch_id, number + 1, 0)
+        await ingestor.close()
+
+    asyncio.run(scenario())
+    (message,) = [each.getMessage() for each in caplog.records if "stale" in each.getMessage()]
+    assert "lost 22 of its last 33 groups" in message
+    assert "a workflow takes 25 s, a version 30 s, and max_staleness is 1" in message
+
+
 def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
@@ -158,18 +185,25 @@ def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tm
     assert with_ingestor(tmp_path, scenario) == [True, True, False]
 
 
+async def _serving(ingestor, model_id: str) -> None:
+    await ingestor.register_policy(model_id, queue_spec(), True)
+    await ingestor.may_publish(model_id, V0, 0)
+    await ingestor.synced(model_id)
+
+
 def test_while_versions_are_pinned_no_policy_publishes_and_what_is_on_its_way_arrives_first(tmp_path):
     """Also after the data has ended, when the last versions are published."""
 
     async def scenario(ingestor):
         for model_id in (PLANNER, SOLVER):
-            await ingestor.register_policy(model_id, queue_spec(), True)
+            await _serving(ingestor, model_id)
         assert await ingestor.may_publish(PLANNER, Version(0, 1), 0), "it publishes version 1 now"
         pinned = [await ingestor.pin_versions(100, 0)]
         pinning = asyncio.create_task(ingestor.pin_versions(100, 10))
         await ingestor.synced(PLANNER)
         pinned.append(await pinning)
         waiting = asyncio.create_task(ingestor.may_publish(SOLVER, Version(0, 1), 10))
+        await asyncio.sleep(0)
         allowed = [await ingestor.may_publish(PLANNER, Version(0, 2), 0), waiting.done()]
         await ingestor.end_of_data()
         allowed.append(await ingestor.may_publish(PLANNER, Version(0, 2), 0))
@@ -189,10 +223,22 @@ def test_a_policy_that_retires_after_its_last_version_publishes_no_more(tmp_path
     assert with_ingestor(tmp_path, scenario)
 
 
+def test_a_policy_that_starts_again_during_a_pin_opens_its_gate(tmp_path):
+    """Else workflows of the evaluation would wait for it, and it for the end of the evaluation."""
+
+    async def scenario(ingestor):
+        await _serving(ingestor, PLANNER)
+        await ingestor.pin_versions(100, 0)
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        return [await ingestor.may_publish(PLANNER, Version(1, number), 0) for number in (0, 1)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
 @pytest.mark.parametrize("released_by", ["time", "a dead producer"])
 def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
     async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _serving(ingestor, PLANNER)
         await ingestor.pin_versions(0.05 if released_by == "time" else 1000, 0)
         if released_by != "time":
             await ingestor.producer_died("killed")

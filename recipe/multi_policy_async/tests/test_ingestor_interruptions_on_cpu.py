@@ -19,6 +19,7 @@ import time
 
 import pytest
 
+from recipe.multi_policy_async.ingest.database import Database
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     finish_task,
@@ -124,3 +125,15 @@ def test_an_ingest_that_the_disk_refuses_changes_nothing_and_can_be_repeated(tmp
         return before, await ingestor.ingest(sent), (await stats_of(ingestor))["queue_groups"]
 
     assert with_ingestor(tmp_path, scenario) == (0, {PLANNER: 2}, 1)
+
+
+def test_an_error_that_sqlite_has_rolled_back_itself_is_told_as_it_is(tmp_path):
+    """As it does in the middle of a transaction on a full disk; here by a conflict clause."""
+    database = Database(tmp_path / "ledger.sqlite", synchronous="normal")
+    add = "INSERT OR ROLLBACK INTO meta VALUES ('a', 'b')"
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"), database.transaction():
+        database.execute(add)
+        database.execute(add)
+    with database.transaction():
+        database.execute(add)
+    database.close()

@@ -108,12 +108,28 @@ def test_export_writes_the_tokens_as_they_were_sampled(run_dir, tmp_path, capsys
         assert last[name] == getattr(sent, name).tolist()
 
 
+def test_a_ledger_without_a_workflow_says_so_and_exports_no_rows(tmp_path, capsys):
+    with_ingestor(tmp_path, lambda ingestor: ingestor.stats())
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "nothing is in the ledger yet: no workflow was started\n"
+    assert main([str(tmp_path), "export", str(tmp_path / "rows.parquet")]) == 0
+    assert pq.read_table(tmp_path / "rows.parquet").num_rows == 0
+
+
+def test_an_export_after_pruning_holds_the_rows_that_are_left(run_dir, tmp_path):
+    with_ingestor(run_dir, lambda ingestor: ingestor.prune())
+    assert main([str(run_dir), "export", str(tmp_path / "rows.parquet")]) == 0
+    rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert {row["fate"] for row in rows} <= {None, "trained"} and len(rows) < 13
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{dir}/none"], "there is no ledger at"),
         (["{dir}/other"], "is not a ledger"),
         (["{dir}", "workflow", "e9-t9-s9-a9"], "e9-t9-s9-a9 is not in the ledger: never issued, or pruned"),
+        (["{dir}", "export", "{dir}/none/rows.parquet"], "none/rows.parquet"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(run_dir, capsys, arguments, message):

@@ -18,7 +18,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from recipe.multi_policy_async.ingest import reasons
+from recipe.multi_policy_async.ingest import ledger_prune, reasons
 from recipe.multi_policy_async.ingest.ledger import FateChange, Ledger, NewRow, TerminalCommit
 from recipe.multi_policy_async.ingest.row_codec import encode_arrays
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
@@ -92,8 +92,10 @@ def test_a_fate_outside_the_closed_list_is_impossible_in_the_file_itself(ledger)
 
 @pytest.mark.parametrize("reason", reasons.ABANDON_REASONS)
 def test_the_file_takes_every_reason_for_which_the_gateway_abandons_a_call(ledger, reason):
-    ledger.abandon({(PLANNER, reason): 3})
-    ledger.abandon({(PLANNER, reason): 4})
+    for attempt, tokens in enumerate((3, 4)):
+        workflow_id = WorkflowId(0, 0, 0, attempt)
+        ledger.issue(workflow_id, 1, 0.0)
+        ledger.abandon(str(workflow_id), b"digest", {(PLANNER, reason): tokens})
     counts = ledger._db.execute("SELECT reason, tokens FROM abandoned").fetchall()
     assert [tuple(each) for each in counts] == [(reason, 7)]
 
@@ -185,6 +187,26 @@ def test_a_policy_restored_at_a_step_trains_again_what_only_lost_weights_have_se
     incarnation, tasks, stats = with_ingestor(tmp_path, scenario)
     assert incarnation == 1 and tasks == ["e0-t1", "e0-t3"]
     assert stats["trained"] == 2 and stats["dropped"] == {"rolled_back": 2} and stats["unaccounted"] == 0
+
+
+def test_after_a_restore_rows_of_lost_weights_take_no_room_from_rows_that_survive(tmp_path):
+    """What waits again may be more than the queue holds, until a task closes."""
+
+    async def scenario(ingestor):
+        spec = queue_spec(max_lead_groups=3)
+        await ingestor.register_policy(PLANNER, spec, True)
+        await _train(ingestor, 1, [0])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "checkpoints/1")
+        for step, tasks in ((2, [1, 2]), (3, [3, 4]), (4, [5, 6])):
+            await _train(ingestor, step, tasks)
+        incarnation = await ingestor.register_policy(PLANNER, spec, True, restored=(0, 1))
+        lead = (await ingestor.stats())[PLANNER]["lead_groups"]
+        await finish_task(ingestor, 7, version=1)
+        return lead, await _take_all(ingestor, incarnation, 1), (await ingestor.stats())[PLANNER]
+
+    lead, tasks, stats = with_ingestor(tmp_path, scenario)
+    assert lead == 2 and tasks == ["e0-t1", "e0-t2", "e0-t7"]
+    assert stats["dropped"] == {"rolled_back": 8} and stats["unaccounted"] == 0
 
 
 def test_rows_of_a_lost_branch_stay_lost_after_a_second_restore(tmp_path):
@@ -318,6 +340,18 @@ def test_the_rows_of_a_group_are_pruned_together(tmp_path):
         return deleted, taken, (await ingestor.stats())[PLANNER]["dropped"]
 
     assert with_ingestor(tmp_path, scenario) == (0, None, {"rolled_back": 2})
+
+
+def test_a_group_larger_than_a_step_of_pruning_is_pruned_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger_prune, "_STEP", 1)
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await _train(ingestor, 1, [0, 1])
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "path")
+        return await ingestor.prune(), (await ingestor.stats())[PLANNER]["trained"]
+
+    assert with_ingestor(tmp_path, scenario) == (4, 4)
 
 
 def test_dropped_and_recorded_rows_are_pruned_and_waiting_ones_never(tmp_path):

@@ -182,6 +182,14 @@ def failure(world: World, job) -> str:
 OPENED = ["register", "pause", "sweep", "launch", "bind", "publish", "pause"]
 
 
+@pytest.mark.parametrize(
+    ("target", "version", "reached"), [(6, 6, True), (6, 5, False), (None, 1, True), (None, 0, False)]
+)
+def test_a_training_has_reached_its_target_or_without_one_made_a_version(target, version, reached):
+    """Invariant 8; there is no target with ``stop.by: tasks`` and ``time``."""
+    assert TrainingOutcome(MODEL, version, target).reached_target is reached
+
+
 def test_a_policy_counts_for_admission_once_its_gate_is_open(job):
     world = World(None)
     assert live(world, job(0)).outcome.version == 6

@@ -13,8 +13,11 @@
 # limitations under the License.
 """Replay: groups that a policy has trained fill up its batches while new ones are few (ingest/replay.py)."""
 
+import asyncio
+
 import pytest
 
+from ..ingest import ledger_prune
 from ..trajectory import Version
 from .fakes.workflow_records import PLANNER, finish_task, queue_spec, with_ingestor
 
@@ -250,6 +253,25 @@ class TestBooks:
         assert batches == [{"e0-t2": 0, "e0-t1": 1, "e0-t0": 2}, {"e0-t3": 0, "e0-t2": 1}]
         assert deleted == [0, 4], "the first two groups are too old after version 4, the third is not"
         assert (found["trained"], found["replayed"], found["unaccounted"]) == (8, 8, 0)
+
+    def test_a_restore_while_the_ledger_is_pruned_keeps_what_may_be_replayed_now(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(ledger_prune, "_STEP", 2)  # a group at a time
+        spec = replaying(min_batch_groups=1, replay={"max_age": 2})
+
+        async def steps(ingestor):
+            for number in range(3):
+                await play(ingestor, number, version=number)
+                await train(ingestor, number)
+            await ingestor.add_checkpoint(PLANNER, 0, 3, "digest", "path")
+            await play(ingestor, 3, version=3)
+            await ingestor.take(PLANNER, 1, Version(0, 6), 0)  # far ahead: nothing trained is young enough any more
+            pruning = asyncio.create_task(ingestor.prune())
+            incarnation = await ingestor.register_policy(PLANNER, spec, True, restored=(0, 3))
+            await pruning
+            return await train(ingestor, 3, incarnation)
+
+        replayed = scenario(tmp_path, steps, spec)
+        assert replayed["e0-t3"] == 0 and "e0-t1" in replayed
 
     def test_a_job_without_replay_prunes_as_before(self, tmp_path):
         async def steps(ingestor):

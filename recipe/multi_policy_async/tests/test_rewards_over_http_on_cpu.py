@@ -19,6 +19,7 @@ import json
 import httpx
 import pytest
 
+from ..gateway.client import ControlError
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import gateway_world
 
@@ -80,6 +81,7 @@ def test_whoever_judges_the_team_may_post_for_all_agents(folder, texts):
         ('{"reward": "high"}', "is 'high', not a finite number"),
         ('{"rewards": {"slover": 1}}', "unknown agents ['slover']"),
         ('{"reward": {"first": 1}}', "'first' is no turn number"),
+        ('{"reward": 1e300}', "is 1e+300, not a finite number"),  # not to float32, in which trainers compute
     ],
 )
 def test_a_posted_reward_that_cannot_be_used_is_told_at_once_with_the_workflow(folder, texts, body, says):
@@ -88,6 +90,16 @@ def test_a_posted_reward_that_cannot_be_used_is_told_at_once_with_the_workflow(f
         assert answer.status_code == 400
         assert W in answer.text and says in answer.json()["error"]["message"]
         await world.control.finalize(W, rewards=1.0)
+
+    play(folder, texts, act)
+
+
+def test_a_score_that_is_not_finite_is_refused_and_can_be_given_again(folder, texts):
+    async def act(world, endpoints, post):
+        with pytest.raises(ControlError, match=f"{W}: score is 1e.300, not a finite number") as refusal:
+            await world.control.finalize(W, rewards=1.0, score=1e300)
+        assert refusal.value.status == 400
+        await world.control.finalize(W, rewards=1.0, score=0.5)
 
     play(folder, texts, act)
 

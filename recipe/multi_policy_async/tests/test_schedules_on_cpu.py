@@ -24,7 +24,17 @@ from hypothesis import strategies as st
 from ..ingest.batch_source import TakenBatch
 from ..trajectory import Version
 from ..trajectory_ingestor import TrajectoryIngestor
-from .fakes.workflow_records import ingest_spec, queue_spec, record, trajectory
+from .fakes.workflow_records import (
+    PLANNER,
+    SOLVER,
+    finish_task,
+    has_room,
+    ingest_spec,
+    queue_spec,
+    record,
+    trajectory,
+    with_ingestor,
+)
 
 MEMBERS = 2
 
@@ -133,6 +143,22 @@ def test_a_turn_passes_on_when_its_holder_retires(tmp_path):
     assert _versions(game) == ["a"] + ["b"] * 6
 
 
+def test_a_turn_passes_on_while_its_holder_is_down(tmp_path):
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(max_lead_groups=1), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        room = [has_room(ingestor)]  # the planner is at its lead
+        before = await ingestor.take(SOLVER, 1, Version(0, 0), 0)
+        await ingestor.pause(PLANNER)
+        batch = await ingestor.take(SOLVER, 1, Version(0, 0), 0)
+        await ingestor.mark_consumed(SOLVER, batch.batch_id, 1, 0)
+        await ingestor.take(SOLVER, 1, Version(0, 1), 0)
+        return [*room, has_room(ingestor)], before
+
+    assert with_ingestor(tmp_path, scenario, schedule="alternate", admission="all") == ([False, True], None)
+
+
 def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
     policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
     game = play(tmp_path, policies, schedule="sync")
@@ -170,6 +196,13 @@ def test_a_policy_that_warms_up_trains_after_its_number_of_tasks(tmp_path, sched
     game = play(tmp_path, policies, schedule=schedule)
     first = game.log.index(("train", "b"))
     assert sum(what == "played" for what, _ in game.log[:first]) >= 6
+
+
+def test_a_policy_that_warms_up_has_no_turn_yet(tmp_path):
+    policies = {"a": Policy(queue={"start_after_tasks": 6}, target=1), "b": Policy(target=6)}
+    game = play(tmp_path, policies, schedule="alternate")
+    before = game.log[: game.log.index(("train", "a"))]
+    assert before.count(("train", "b")) > 1 and "surplus" not in game.stats["b"]["dropped"]
 
 
 @pytest.mark.parametrize("schedule", ["all", "alternate", "sync"])

@@ -121,6 +121,10 @@ class TestQueues:
         assert not found(max_queue_groups=2, min_batch_groups=2)
         assert list(found(max_queue_groups=2, min_batch_groups=3)) == ["max_queue_groups"]
 
+    def test_a_largest_batch_below_the_batch_itself_would_do_nothing(self, found):
+        assert not found(max_batch_groups=4)
+        assert list(found(max_batch_groups=3)) == ["max_batch_groups"]
+
     def test_no_group_may_be_asked_to_be_larger_than_the_attempts_at_a_task(self, planner):
         policy = planner({"async_training.min_group_size": 4})
         assert not queue_found(policy, group_size=4)
@@ -130,6 +134,12 @@ class TestQueues:
         settings = {"async_training.max_lead_groups": 1, "async_training.min_group_size": 99}
         assert queue_found(planner(settings))
         assert not queue_found(planner(settings, train=False))
+
+    @pytest.mark.parametrize(("rule", "price"), [("any", "loses surplus"), ("all", "waits for the slowest")])
+    def test_explain_tells_which_rule_admits_tasks_and_what_it_costs(self, tmp_path, rule, price):
+        shown = explain(tiny_job(tmp_path, f"ingest.admission={rule}", f"{PLANNER}.async_training.max_queue_groups=9"))
+        assert f"schedule all, admission {rule}" in shown and price in shown
+        assert "planner_model: a lead of 16 groups, of which 9 may be queued" in shown
 
     def test_explain_tells_when_the_bound_on_staleness_is_tighter_than_the_lead(self, tmp_path):
         note = "max_staleness=1 drops those that do"

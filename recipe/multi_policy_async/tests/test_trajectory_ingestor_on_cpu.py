@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 
 from recipe.multi_policy_async.ingest.batch_source import End, ProducerDied, TakenBatch
+from recipe.multi_policy_async.ingest.ledger_report import abandoned_tokens, open_ledger
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
     finish_task,
+    ingest_spec,
     queue_spec,
     record,
     register_both,
@@ -32,6 +34,7 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     workflow_stats,
 )
 from recipe.multi_policy_async.trajectory import Version
+from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 
 V0 = Version(0, 0)
 
@@ -134,6 +137,7 @@ def test_timings_and_metadata_do_not_make_a_record_another_one(tmp_path):
         ({"workflow_id": "e9-t9-s9-a9"}, "is of workflow e9-t9-s9-a9"),
         ({"reward": None}, "has no reward"),
         ({"reward": float("nan")}, "has reward nan"),
+        ({"reward": -1e39}, "has reward -1e"),
         ({"response_mask": np.zeros(3, dtype=np.uint8)}, "no sampled token"),
     ],
 )
@@ -171,6 +175,20 @@ def test_only_one_attempt_of_a_sample_becomes_terminal(tmp_path):
         return late, kept, again, (await stats_of(ingestor))["accepted"]
 
     assert with_ingestor(tmp_path, scenario) == ({}, {PLANNER: 1}, "terminal", 1)
+
+
+def test_a_superseded_attempt_that_is_handed_in_again_is_counted_once(tmp_path):
+    async def scenario(ingestor):
+        await register_both(ingestor)
+        first, second = "e0-t0-s0-a0", "e0-t0-s0-a1"
+        for workflow_id in (first, second):
+            await ingestor.issue(workflow_id, 1)
+        for _ in range(2):  # the first answer was lost
+            await ingestor.ingest(record(first, trajectory(first)))
+
+    with_ingestor(tmp_path, scenario)
+    with open_ledger(tmp_path / "ledger.sqlite") as db:
+        assert abandoned_tokens(db) == [{"model_id": PLANNER, "reason": "superseded", "sampled_tokens": 2}]
 
 
 def test_a_group_that_is_too_small_is_dropped_with_its_reason(tmp_path):
@@ -382,6 +400,23 @@ def test_a_small_batch_is_given_out_after_the_coalescing_time(tmp_path):
         return await ingestor.take(PLANNER, 4, V0, 5)
 
     assert len(with_ingestor(tmp_path, scenario).groups) == 2
+
+
+def test_the_coalescing_time_is_that_of_the_group_that_has_waited_longest(tmp_path):
+    """Groups with older tokens that close later, those of long workflows, do not begin it anew."""
+    clock = [0.0]
+
+    async def scenario():
+        ingestor = TrajectoryIngestor(tmp_path / "ledger.sqlite", ingest_spec(), clock=lambda: clock[0])
+        await ingestor.register_policy(PLANNER, queue_spec(min_batch_groups=1, coalesce_s=10.0), True)
+        for clock[0], task, version in ((0.0, 0, 2), (9.0, 1, 1), (10.0, 2, 0)):
+            await finish_task(ingestor, task, version=version)
+        batch = await ingestor.take(PLANNER, 8, Version(0, 2), 0)
+        await ingestor.close()
+        return batch
+
+    batch = asyncio.run(scenario())
+    assert batch is not None and len(batch.groups) == 3
 
 
 def test_a_large_batch_takes_what_waits_up_to_the_maximum(tmp_path):

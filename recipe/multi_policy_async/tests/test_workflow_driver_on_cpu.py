@@ -106,7 +106,9 @@ class RaisesOnFloat:
 
 
 @pytest.mark.parametrize(
-    "result", [None, "good", {}, float("nan"), np.zeros((2, 2)), Outcome(1.0, score=[1]), RaisesOnFloat()], ids=repr
+    "result",
+    [None, "good", {}, float("nan"), -1e39, np.zeros((2, 2)), Outcome(1.0, score=[1]), RaisesOnFloat()],
+    ids=repr,
 )
 def test_a_result_that_is_no_reward_is_a_failed_member_and_its_error_names_the_workflow(tmp_path, result):
     job = Job(tmp_path, Scripted({0: [result]}), tasks=1, n=1)
@@ -218,6 +220,33 @@ def test_a_policy_that_was_not_there_leads_to_a_new_attempt(tmp_path):
     assert endings == {"ok": 2} and retried == 1
     assert sorted(workflow_id[-2:] for workflow_id, _ in job.gateway.finalized) == ["a0", "a1"]
     assert len(job.gateway.aborted) == 1, "the session of the first attempt is released"
+
+
+def test_a_workflow_that_passes_its_deadline_at_the_gate_of_a_policy_that_is_down_is_tried_again(tmp_path):
+    """It is not the agents' fault: 64 such failures would end a job whose policy only starts again."""
+    job = Job(tmp_path, Scripted({0: [lambda: asyncio.sleep(60), 1.0]}), tasks=1, n=1, timeout_s=0.05)
+    job.gateway.waiting = {"e0-t0-s0-a0": PLANNER}
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings(), (await job.driver.stats())["retried"]
+
+    assert play(job, scenario) == ({"ok": 1}, 1)
+
+
+def test_a_deadline_is_the_workflows_own_where_the_gateway_does_not_say_that_it_is_blocked(tmp_path):
+    job = Job(tmp_path, Scripted({0: [lambda: asyncio.sleep(60), 1.0]}), tasks=1, n=1, timeout_s=0.05)
+
+    async def away(longer_than_s):
+        raise ConnectionError("gateway is away")
+
+    job.gateway.blocked = away
+
+    async def scenario():
+        await job.driver.run()
+        return await job.endings()
+
+    assert play(job, scenario) == {"failed": 1}
 
 
 def test_an_error_of_another_service_is_the_workflows_own(tmp_path):

@@ -13,12 +13,11 @@
 # limitations under the License.
 """What a user writes (a ``Workflow``) and what it is given (a ``Task`` and ``Agents``)."""
 
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..rewards import Place, Rewards, agent_of, describe, map_rewards, mean_reward
+from ..rewards import Place, Rewards, agent_of, describe, is_finite, map_rewards, mean_reward
 
 
 class Task(Mapping[str, Any]):
@@ -161,7 +160,7 @@ def as_outcome(result: Any) -> Outcome:
             f"a workflow must return a number, numbers by agent, or an Outcome, not {result!r}: {error}"
         ) from error
     map_rewards(rewards, _check_finite)
-    if not math.isfinite(score):
+    if not is_finite(score):
         raise ValueError(f"score is {score}, not a finite number")
     return Outcome(rewards, score, outcome.info)
 
@@ -173,5 +172,5 @@ def _number(place: Place, value: Any) -> float:
 
 
 def _check_finite(place: Place, number: float) -> None:
-    if not math.isfinite(number):
+    if not is_finite(number):
         raise ValueError(f"{describe(place)} is {number}, not a finite number")

@@ -254,7 +254,10 @@ class EpisodeRunner:
         try:
             done, _ = await asyncio.wait({playing}, timeout=self._spec.timeout_s)
             if not done:
-                return None, f"passed its deadline of {self._spec.timeout_s:g} s"
+                late = f"passed its deadline of {self._spec.timeout_s:g} s"
+                if (policy := await self._blocked_on(workflow_id)) is not None:
+                    raise InfrastructureError(f"{late} at the closed gate of {policy}")
+                return None, late
         finally:
             if not playing.done():
                 playing.cancel()
@@ -310,6 +313,15 @@ class EpisodeRunner:
             if repeat + 1 < _CONTROL_TRIES:
                 await asyncio.sleep(min(1.0, self._spec.retry_wait_s) * 2**repeat)
         raise InfrastructureError(f"gateway, {method}: {describe(failure)}") from failure
+
+    async def _blocked_on(self, workflow_id: WorkflowId | str) -> str | None:
+        """The policy that a workflow waits for, which syncs or is not there; ``None``: it waits for none."""
+        try:
+            asked = self._gateway.blocked(self._spec.blocked_after_s)
+            return (await asyncio.wait_for(asked, timeout=_CANCEL_GRACE_S)).get(str(workflow_id))
+        except Exception as error:
+            logger.info("whether %s is blocked is not known: %s", workflow_id, describe(error))
+            return None
 
     async def _give_up(self, workflow_id: WorkflowId | str) -> None:
         """Release the session of an attempt that has ended for us; the gateway may be gone, so its answer is moot."""

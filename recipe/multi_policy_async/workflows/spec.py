@@ -32,7 +32,7 @@ class WorkflowSpec(BaseModel):
     n: int = Field(ge=1)
     """Workflows per task: the group size (verl's ``rollout.n``)."""
     timeout_s: float = Field(gt=0)
-    """Deadline of one attempt; after it the workflow has failed."""
+    """Deadline of one attempt; after it the workflow has failed, or is tried again if it is blocked on a policy."""
     max_concurrent: int = Field(ge=1)
     """Workflows running at once, not counting those that are blocked on a policy and hold one of its slots."""
     max_blocked_per_policy: int = Field(ge=0)

@@ -151,6 +151,13 @@ class TestSmallGroups:
         batch, stats = taken(tmp_path, *self.TASKS)
         assert batch is None and stats["dropped"] == {"group_too_small": 3}
 
+    def test_rows_count_and_not_workflows(self, tmp_path):
+        """Of two workflows one calls the verifier, in two turns: two rows are compared with each other."""
+        task = [[("verifier", 0, 1.0), ("verifier", 1, 0.0)], []]
+        batch, stats = taken(tmp_path, task)
+        assert stats["dropped"] == {} and batch.groups[0].baselines is None
+        assert [math.copysign(1, a) for a in advantages(batch).values()] == [1, -1]
+
     def test_or_compared_with_a_moving_average_of_their_agents_rewards(self, tmp_path):
         """Decay 0.5: after 1, 0, 1 the average is 1, 0.5, 0.75 and the variance 0, 0.25, 0.1875:
         0.5 (0 + 0.5 * 1^2) = 0.25 and 0.5 (0.25 + 0.5 * 0.5^2) = 0.1875.
