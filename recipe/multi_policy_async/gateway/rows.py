@@ -127,7 +127,7 @@ def _trajectory(workflow_id: str, trajectory_id: str, row: _Row) -> Trajectory:
         finish_reason=last.finish_reason,
         images=tuple(image.data for image in last.prompt.images),
         metadata={
-            "truncated": last.finish_reason == "length",
+            "truncated": any(call.finish_reason == "length" for call in row.calls),
             "constrained": first.sampling.constrained,
             "calls": [call_metadata(call) for call in row.calls],
         },

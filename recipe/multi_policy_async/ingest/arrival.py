@@ -86,7 +86,7 @@ def fate_on_arrival(row: Trajectory, status: str, queue: GroupQueue, spec: Inges
         return NON_FINITE
     if row.metadata.get("constrained"):
         return CONSTRAINED
-    if row.finish_reason == "length" and spec.on_truncated == "drop":
+    if spec.on_truncated == "drop" and (row.finish_reason == "length" or row.metadata.get("truncated")):
         return TRUNCATED
     return None
 

@@ -43,7 +43,7 @@ class IngestSpec(_Spec):
     on_failed: Literal["drop", "keep"]
     """Rows of failed workflows: dropped as ``failed_workflow``, or trained if they carry a reward."""
     on_truncated: Literal["drop", "keep"]
-    """Rows cut at the length limit: dropped as ``truncated``, or trained."""
+    """Rows with a turn that was cut at the length limit: dropped as ``truncated``, or trained."""
     max_give_backs: int = Field(ge=0)
     """A group that more trainers than this died with is dropped as ``poison``."""
     prune_every_s: float = Field(gt=0)

@@ -129,7 +129,7 @@ def test_an_end_of_turn_that_the_template_added_is_masked(folder, texts):
     cut = texts.ids("a long first answer")[:4]
     assert row.response_ids.tolist()[:5] == [*cut, texts.end]
     assert row.response_mask.tolist()[:5] == [1, 1, 1, 1, 0]
-    assert [call["truncated"] for call in row.metadata["calls"]] == [True, False]
+    assert [call["truncated"] for call in row.metadata["calls"]] == [True, False] and row.metadata["truncated"]
 
 
 def test_a_tool_call_is_parsed_and_its_spacing_does_not_break_the_row(folder, texts):

@@ -213,6 +213,7 @@ def test_a_group_that_is_too_small_is_dropped_with_its_reason(tmp_path):
         ("aborted", {"reward": None}, {"on_failed": "keep"}, "failed_workflow"),
         ("ok", {"finish_reason": "length"}, {}, None),
         ("ok", {"finish_reason": "length"}, {"on_truncated": "drop"}, "truncated"),
+        ("ok", {"metadata": {"truncated": True}}, {"on_truncated": "drop"}, "truncated"),  # in an earlier turn
         ("ok", {"metadata": {"constrained": True}}, {}, "constrained"),
         ("ok", {"log_probs": np.array([np.nan, 0, 0], dtype=np.float32)}, {}, "non_finite"),
     ],
