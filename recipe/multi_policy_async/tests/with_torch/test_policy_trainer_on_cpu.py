@@ -77,7 +77,7 @@ class ScriptedTrainer(PolicyTrainer):
         self.global_steps = self.current_param_version = self.last_ckpt_version = 0
         self.local_trigger_step, self.trigger_parameter_sync_step = 1, trigger
         self.metrics, self._non_finite_in_a_row = {}, 0
-        self._source = FakeSource()
+        self._source, self._images = FakeSource(), None
         self._checkpoints = CheckpointSchedule(
             CheckpointSpec(every_updates=every, at_end=at_end, keep=None), tmp_path or Path(), "m"
         )
