@@ -24,6 +24,7 @@ import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -398,4 +399,4 @@ async def _the_rest():
 DataPath.TestCase.settings = settings(
     max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
-test_any_interleaving_keeps_the_books = DataPath.TestCase
+test_any_interleaving_keeps_the_books = pytest.mark.slow(DataPath.TestCase)

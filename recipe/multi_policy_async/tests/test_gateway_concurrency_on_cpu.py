@@ -304,6 +304,7 @@ class TestGateway:
         assert asyncio.run(run()) is None
 
 
+@pytest.mark.slow
 class TestConfiguration:
     KEY = f"{PLANNER}.async_training.concurrency"
 

@@ -151,6 +151,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["per_call", "merged"])
 @given(actions=ACTIONS, seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -452,29 +452,28 @@ def test_a_closed_workflow_is_freed_without_the_garbage_collector(folder, texts,
     """The collector stops every request while it looks; with references in circles it would have to look often."""
 
     def alive():
-        found = [o for o in gc.get_objects() if isinstance(o, (Call, Exchange, WorkflowSession))]
-        return {id(o): type(o).__name__ for o in found}
+        return sorted(type(o).__name__ for o in gc.get_objects() if isinstance(o, (Call, Exchange, WorkflowSession)))
 
     async def run():
-        gc.collect()
-        others = alive()
-        async with one_model(folder, FakeEngine(texts.echoes())) as world:
-            async with Raw((await world.open(W))["planner"]) as agent:
-                first = (await agent.post()).json()["choices"][0]["message"]
-                messages = [*BODY["messages"], first, {"role": "user", "content": "and then?"}]
-                await agent.post({**BODY, "messages": messages})
-                await agent.post({**BODY, "n": 2})
-            gc.disable()
-            try:
-                before = sorted(name for key, name in alive().items() if key not in others)
+        gc.freeze()  # what is there already is not looked at
+        gc.disable()
+        try:
+            async with one_model(folder, FakeEngine(texts.echoes())) as world:
+                async with Raw((await world.open(W))["planner"]) as agent:
+                    first = (await agent.post()).json()["choices"][0]["message"]
+                    messages = [*BODY["messages"], first, {"role": "user", "content": "and then?"}]
+                    await agent.post({**BODY, "messages": messages})
+                    await agent.post({**BODY, "n": 2})
+                before = alive()
                 if ends == "finalized":
                     await world.control.finalize(W, rewards=1.0)
                 else:
                     await world.control.abort(W)
                 await asyncio.sleep(0.05)
-                return before, [name for key, name in alive().items() if key not in others]
-            finally:
-                gc.enable()
+                return before, alive()
+        finally:
+            gc.enable()
+            gc.unfreeze()
 
     before, after = asyncio.run(run())
     assert before == ["Call"] * 4 + ["Exchange"] * 3 + ["WorkflowSession"]

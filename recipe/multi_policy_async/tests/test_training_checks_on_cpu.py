@@ -135,12 +135,14 @@ class TestQueues:
         assert queue_found(planner(settings))
         assert not queue_found(planner(settings, train=False))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("rule", "price"), [("any", "loses surplus"), ("all", "waits for the slowest")])
     def test_explain_tells_which_rule_admits_tasks_and_what_it_costs(self, tmp_path, rule, price):
         shown = explain(tiny_job(tmp_path, f"ingest.admission={rule}", f"{PLANNER}.async_training.max_queue_groups=9"))
         assert f"schedule all, admission {rule}" in shown and price in shown
         assert "planner_model: a lead of 16 groups, of which 9 may be queued" in shown
 
+    @pytest.mark.slow
     def test_explain_tells_when_the_bound_on_staleness_is_tighter_than_the_lead(self, tmp_path):
         note = "max_staleness=1 drops those that do"
         settings = [f"{PLANNER}.{BATCH}=4", f"{PLANNER}.async_training.max_staleness=1"]
@@ -200,6 +202,7 @@ class TestReplay:
     def test_a_frozen_model_is_not_looked_at(self):
         assert refusals(FakePolicy(trained=False, bypass_mode=False), max_staleness=0) == []
 
+    @pytest.mark.slow
     def test_a_job_reports_it_beside_its_other_problems(self, tmp_path):
         correction = f"{PLANNER}.{self.CORRECTION}"
         found = problems_of(
@@ -315,6 +318,7 @@ class TestLosses:
         assert problem.key == f"{PLANNER}.{self.ACTOR}.policy_loss.loss_mode"
 
 
+@pytest.mark.slow
 def test_a_composed_job_is_checked_for_all_of_it_and_for_reweighting_that_draws_rows_anew(tmp_path, raw):
     assert build_job(raw)
     wrong = {

@@ -300,12 +300,14 @@ def test_verls_tracking_writes_them_into_a_file_of_the_run_and_another_when_the_
         assert line["step"] == updates and line["data"]["validation/score"] == 0.5
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_tasks_for_it_is_refused(tmp_path):
     found = problems_of(tmp_path, "validation.every_updates=5")
     assert "validation.every_updates asks for an evaluation" in found["data.val_files"]
     assert "validation.pin" in problems_of(tmp_path, "validation.pin=some")
 
 
+@pytest.mark.slow
 def test_how_often_tasks_are_played_is_the_teams_setting_and_not_a_policys(tmp_path):
     job = tiny_job(tmp_path, "validation.n=3")
     assert job.models[PLANNER].verl["actor_rollout_ref"]["rollout"]["val_kwargs"]["n"] == 3
