@@ -455,8 +455,10 @@ def test_a_closed_workflow_is_freed_without_the_garbage_collector(folder, texts,
         return sorted(type(o).__name__ for o in gc.get_objects() if isinstance(o, (Call, Exchange, WorkflowSession)))
 
     async def run():
+        gc.collect()
         gc.freeze()  # what is there already is not looked at
         gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             async with one_model(folder, FakeEngine(texts.echoes())) as world:
                 async with Raw((await world.open(W))["planner"]) as agent:
@@ -470,11 +472,16 @@ def test_a_closed_workflow_is_freed_without_the_garbage_collector(folder, texts,
                 else:
                     await world.control.abort(W)
                 await asyncio.sleep(0.05)
-                return before, alive()
+                after = alive()
+                gc.collect()
+                return before, after, [type(o).__name__ for o in gc.garbage if type(o).__module__.startswith("recipe.")]
         finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
             gc.enable()
             gc.unfreeze()
 
-    before, after = asyncio.run(run())
+    before, after, garbage = asyncio.run(run())
     assert before == ["Call"] * 4 + ["Exchange"] * 3 + ["WorkflowSession"]
     assert after == []
+    assert garbage == [], "nor do its requests leave any"
