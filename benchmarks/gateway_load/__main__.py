@@ -16,7 +16,7 @@
     python -m benchmarks.gateway_load [--router smg] [--processes 2] [--json FILE]
 
 Everything that listens is a process of its own: the engine (a fake, ``engine.py``, one port per model), one router per
-model, a bare relay (``relay.py``), the gateway. In one run of about five minutes:
+model, a bare relay (``relay.py``), the gateway. In one run of about seven minutes:
 
 1. 2,000 workflows are opened and stay open: each that ends is replaced. 10,000 requests go through them; memory is
    sampled meanwhile.

@@ -57,8 +57,16 @@ def read_size(data: bytes, max_pixels: int) -> tuple[int, int]:
 
 
 def decode(data: bytes) -> Image.Image:
-    """An encoded image as processors take it."""
-    return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+    """An encoded image as processors take it.
+
+    Raises:
+        ValueError: it cannot be decoded.
+    """
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+    except Exception as error:
+        # As above: of any type.
+        raise ValueError(f"an image cannot be decoded: {error}") from error
 
 
 def collapse(ids: Sequence[int], placeholder: int) -> list[int]:

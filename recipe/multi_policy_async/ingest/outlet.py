@@ -286,7 +286,7 @@ class Outlet:
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
             vectors = await state.serial.on_disk(state.ledger.oldest_versions, row_ids(taken))
-        except BaseException:
+        except BaseException:  # also a cancelled call: a batch that nobody got goes back, the error goes on
             await state.serial.exclusively(self._return(queue, batch_id))
             raise
         return TakenBatch(

@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 import pytest
 
-from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, ProducerDied, TakenBatch
+from recipe.multi_policy_async.ingest.batch_source import End, IngestBatchSource, TakenBatch
 from recipe.multi_policy_async.tests.fakes.driven_job import (
     Job,
     Scripted,
@@ -38,7 +38,6 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     workflow_stats,
 )
 from recipe.multi_policy_async.trajectory import Version
-from recipe.multi_policy_async.workflow_driver import DriverError
 from recipe.multi_policy_async.workflows.base import Outcome, Task
 
 
@@ -388,91 +387,6 @@ def test_stop_writes_an_aborted_record_for_every_workflow_that_runs(tmp_path):
         return await job.endings()
 
     assert play(job, scenario) == {"aborted": 4}
-
-
-def test_too_many_failures_in_a_row_end_the_driver_and_reach_the_trainers_with_the_cause(tmp_path):
-    job = Job(tmp_path, Scripted({t: [RuntimeError("bug")] for t in range(50)}), tasks=50, max_failures_in_a_row=6)
-
-    async def scenario():
-        with pytest.raises(DriverError, match="6 workflows in a row failed.*RuntimeError: bug"):
-            await job.driver.run()
-        return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
-
-    answer = play(job, scenario)
-    assert isinstance(answer, ProducerDied) and "bug" in answer.cause
-
-
-def test_an_outage_starts_fewer_and_fewer_tasks_and_is_over_when_one_ends_well(tmp_path):
-    job = Job(tmp_path, Scripted(), tasks=40, n=1, max_attempts=1, retry_wait_s=0.02, max_concurrent=1)
-    job.gateway.errors["create_workflow"] = [http_error(503)] * 12  # four workflows, each asks three times
-
-    async def scenario():
-        await job.driver.run()
-        return await job.endings()
-
-    started = time.monotonic()
-    assert play(job, scenario) == {"aborted": 4, "ok": 36}
-    assert time.monotonic() - started > 0.02 * (2 + 4 + 8 + 16), "it waited"
-
-
-def test_an_outage_that_does_not_end_ends_the_driver(tmp_path):
-    job = Job(tmp_path, Scripted(), tasks=40, n=1, max_attempts=1, max_outage_s=0.1)
-    job.gateway.errors["create_workflow"] = [http_error(503)] * 1000
-
-    async def scenario():
-        with pytest.raises(DriverError, match="no workflow ended well for .* s; last: gateway, create_workflow.*503"):
-            await job.driver.run()
-        return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
-
-    assert isinstance(play(job, scenario), ProducerDied)
-
-
-@pytest.mark.parametrize("aborted", [{1}, {1, 2}])
-def test_time_in_which_training_left_no_room_is_no_outage(tmp_path, aborted):
-    job = Job(tmp_path, Scripted(), tasks=4, n=1, max_concurrent=1, max_attempts=1, max_outage_s=0.2)
-    admit, asked = job.ingestor.admit, []
-
-    async def admit_after_a_long_step(epoch, task, members, timeout_s):
-        asked.append(task)
-        if asked.count(task) < 3:
-            await asyncio.sleep(0.15)
-            return False
-        if len(set(asked)) - 1 in aborted:
-            job.gateway.errors["create_workflow"] = [http_error(503)] * 3  # one workflow, it asks three times
-        return await admit(epoch, task, members, timeout_s)
-
-    job.ingestor.admit = admit_after_a_long_step
-
-    async def scenario():
-        await job.driver.run()
-        return await job.endings()
-
-    assert play(job, scenario) == {"aborted": len(aborted), "ok": 4 - len(aborted)}
-
-
-def test_a_policy_whose_agent_is_not_called_any_more_ends_the_driver_by_name(tmp_path):
-    job = Job(tmp_path, Scripted(), tasks=40, idle_tasks_limit=6)
-    job.gateway.silent_after = {"solver": 4}  # workflows
-
-    async def scenario():
-        with pytest.raises(DriverError, match="policy solver_model got no group.*queue.idle_tasks_limit"):
-            await job.driver.run()
-        return (await job.driver.stats())["tasks_started"], await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
-
-    started, answer = play(job, scenario)
-    assert 8 <= started < 40 and isinstance(answer, ProducerDied)
-
-
-def test_a_bug_inside_the_driver_reaches_the_trainers(tmp_path):
-    job = Job(tmp_path, Scripted(), tasks=3)
-    job.driver._tasks = None
-
-    async def scenario():
-        with pytest.raises(DriverError):
-            await job.driver.run()
-        return await job.ingestor.take(PLANNER, 1, Version(0, 0), 1)
-
-    assert isinstance(play(job, scenario), ProducerDied)
 
 
 def test_a_restarted_driver_takes_up_what_was_in_flight_and_repeats_nothing_that_ended(tmp_path):

@@ -319,7 +319,7 @@ class EpisodeRunner:
         try:
             asked = self._gateway.blocked(self._spec.blocked_after_s)
             return (await asyncio.wait_for(asked, timeout=_CANCEL_GRACE_S)).get(str(workflow_id))
-        except Exception as error:
+        except Exception as error:  # a gateway that cannot be asked, in whatever way: the deadline decides alone
             logger.info("whether %s is blocked is not known: %s", workflow_id, describe(error))
             return None
 

@@ -61,8 +61,7 @@ class ImagePrompts:
         try:
             pixels = self._processor.pixels(images)
             expanded = expand(ids, self._processor.placeholder, self._processor.tokens_of(pixels["image_grid_thw"]))
-        except Exception as error:
-            # Image readers and processors raise errors of any type on odd images.
+        except ValueError as error:
             raise InvalidRequest(f"image_data: {error}") from error
         if expanded[-1] == self._processor.placeholder:
             raise InvalidRequest("a prompt must not end in an image")
