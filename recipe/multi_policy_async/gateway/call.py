@@ -221,6 +221,11 @@ class Exchange:
     def running(self) -> bool:
         return not self.ended
 
+    @property
+    def abandoned(self) -> bool:
+        """Not all of it can become training data."""
+        return any(call.state == CallState.ABANDONED for call in self.calls)
+
     def emit(self, call: Call, parsed: Parsed) -> None:
         call.shown = call.shown or self.request.stream
         self.publish(Event(call.choice, parsed, len(call.ids)))

@@ -220,7 +220,9 @@ class WorkflowSession:
         A request whose reader left comes first; then one attempt that ended in an error is taken to be the one
         retried; then an answer that was delivered but, says the client, never arrived.
         """
-        candidates = [e for e in self._by_digest.get((agent_id, digest), ()) if e.error is None]
+        same = self._by_digest.get((agent_id, digest), ())
+        # An abandoned answer is no training data any more, so nobody may receive it.
+        candidates = [e for e in same if e.error is None and not e.abandoned]
         for exchange in candidates:
             if exchange.client_left and exchange.readers == 0:
                 return exchange
@@ -264,6 +266,8 @@ class WorkflowSession:
     def _grace_over(self, exchange: Exchange) -> None:
         exchange.grace = None
         if exchange.readers == 0 and not exchange.delivered:
+            if exchange.ended:
+                self._unanswered[(exchange.agent_id, exchange.digest)] += 1
             self._abandon(exchange, "client_gone")
 
     def goes_on(self, call: Call, prompt: Prompt) -> None:

@@ -25,7 +25,7 @@ import pytest
 
 from ..gateway.router_process import RouterDied, RouterProcess
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, binding, gateway_world
+from .fakes.gateway_world import Texts, binding, gateway_world, until
 from .fakes.router_programs import PROGRAMS
 from .fakes.tiny_model_folder import make_model_folder
 
@@ -139,13 +139,6 @@ def test_the_router_dies_with_its_parent(tmp_path):
 def test_a_router_that_cannot_be_started_is_refused_at_once(tmp_path, program, workers):
     with pytest.raises(ValueError):
         RouterProcess("planner_model", workers, program, tmp_path / "router.log")
-
-
-async def until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.002)
 
 
 def _alive(pid: int) -> bool:

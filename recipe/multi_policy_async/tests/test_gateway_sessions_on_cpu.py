@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Workflows from creation to their terminal record: retries, leavers, siblings, finalize and abort."""
+"""Workflows from creation to their terminal record: finalize, abort, bounds, and what stays of them."""
 
 import asyncio
 import gc
@@ -25,50 +25,10 @@ from ..gateway.call import Call, Exchange
 from ..gateway.client import ControlError
 from ..gateway.session import WorkflowSession
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import gateway_world
+from .fakes.gateway_world import ALPHABET, one_model, slow, until
+from .fakes.raw_agent import BODY, RawAgent
 
 W = "e0-t0-s0-a0"
-BODY = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
-RETRY = {"x-stainless-retry-count": "1"}
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-
-
-def one_model(folder, engine, **kwargs):
-    return gateway_world(folder, {"planner_model": engine}, mapping={"planner": "planner_model"}, **kwargs)
-
-
-def slow(texts) -> FakeEngine:
-    return FakeEngine(texts.says(ALPHABET), token_s=0.004)
-
-
-async def until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.005)
-
-
-class Raw:
-    """Plain HTTP to one agent's URL, for what no SDK does on purpose."""
-
-    def __init__(self, endpoint) -> None:
-        self.url = endpoint.openai_base_url + "/chat/completions"
-        self.http = httpx.AsyncClient(verify=False, timeout=20)
-
-    async def post(self, body=None, headers=None):
-        return await self.http.post(self.url, json=body or BODY, headers=headers or {})
-
-    async def leave(self, after_s, body=None):
-        """Ask, and close the connection before the answer."""
-        async with httpx.AsyncClient(verify=False) as http:
-            with pytest.raises(httpx.TimeoutException):
-                await http.post(self.url, json=body or BODY, timeout=after_s)
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *exc_info):
-        await self.http.aclose()
 
 
 def test_creating_a_workflow_again_gives_the_same_urls_and_tokens_cannot_be_guessed(folder, texts):
@@ -85,131 +45,10 @@ def test_creating_a_workflow_again_gives_the_same_urls_and_tokens_cannot_be_gues
     assert first["planner"].openai_base_url == first["planner"].anthropic_base_url + "/v1"
 
 
-def test_a_marked_retry_joins_the_running_call_from_its_first_token(folder, texts):
-    async def run():
-        engine = slow(texts)
-        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
-            await agent.leave(0.05)
-            answer = (await agent.post(headers=RETRY)).json()
-            final = await world.control.finalize(W, rewards=1.0)
-            return answer, final, engine, world.sink.rows
-
-    answer, final, engine, rows = asyncio.run(run())
-    assert answer["choices"][0]["message"]["content"] == ALPHABET
-    assert len(engine.requests) == 1 and engine.aborted == []  # nothing was sampled twice (invariant 2)
-    assert final["calls"] == {"kept": 1} and len(rows) == 1
-
-
-def test_a_marked_retry_gets_an_answer_that_ended_while_the_client_was_away(folder, texts):
-    async def run():
-        engine = slow(texts)
-        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
-            await agent.leave(0.05)
-            await until(lambda: engine.rows)
-            answer = await agent.post(headers=RETRY)
-            return answer.json(), (await world.control.finalize(W, rewards=1.0))["calls"], len(engine.requests)
-
-    answer, calls, requests = asyncio.run(run())
-    assert answer["choices"][0]["message"]["content"] == ALPHABET
-    assert (calls, requests) == ({"kept": 1}, 1)
-
-
-def test_an_equal_body_without_the_retry_mark_is_a_new_sibling(folder, texts):
-    async def run():
-        engine = slow(texts)
-        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
-            answers = await asyncio.gather(*(agent.post() for _ in range(3)))
-            await world.control.finalize(W, rewards=1.0)
-            return [answer.json()["id"] for answer in answers], len(engine.requests), world.sink.rows
-
-    ids, requests, rows = asyncio.run(run())
-    assert len(set(ids)) == requests == len(rows) == 3
-
-
-def test_the_retry_of_a_refused_sibling_does_not_take_the_other_siblings_answer(folder, texts):
-    async def run():
-        engine = FakeEngine(texts.says("plan"))
-        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
-            await agent.post()
-            engine.faults = [500, 500]
-            refused = await agent.post()
-            again = await agent.post(headers=RETRY)
-            await world.control.finalize(W, rewards=1.0)
-            return refused.status_code, again.json()["id"], world.sink.rows
-
-    status, retry_id, rows = asyncio.run(run())
-    assert status == 503 and retry_id == f"chatcmpl-{W}:planner:2" and len(rows) == 2
-
-
-def test_the_retry_of_a_sibling_that_left_while_it_was_held_does_not_take_the_other_siblings_answer(folder, texts):
-    async def run():
-        async with (
-            one_model(folder, FakeEngine(texts.says("plan"))) as world,
-            Raw((await world.open(W))["planner"]) as agent,
-        ):
-            await agent.post()
-            session = world.gateway.sessions.find(W)
-            session.pause()
-            await agent.leave(0.3)
-            await until(lambda: session.idle_s() > 0)  # the gateway saw it leave
-            session.resume()
-            return (await agent.post(headers=RETRY)).json()["id"]
-
-    assert asyncio.run(run()) == f"chatcmpl-{W}:planner:1"
-
-
-def test_a_client_that_does_not_come_back_leaves_no_row_and_no_generation(folder, texts):
-    async def run():
-        engine = slow(texts)
-        async with (
-            one_model(folder, engine, retry_grace_s=0.02) as world,
-            Raw((await world.open(W))["planner"]) as agent,
-        ):
-            await agent.leave(0.04)
-            await until(lambda: engine.rows)
-            final = await world.control.finalize(W, rewards=1.0)
-            return engine, final, world.sink.records
-
-    engine, final, [record] = asyncio.run(run())
-    assert engine.aborted == [f"{W}:planner:0#0"] and engine.rows[0][2] == "abort"
-    assert final["calls"] == {"abandoned(client_gone)": 1}
-    assert (record.status, record.trajectories) == ("no_calls", ())  # invariant 4: still one terminal record
-
-
-def test_a_client_that_leaves_a_stream_in_its_middle_leaves_no_half_row(folder, texts):  # invariant 9
-    async def run():
-        engine = slow(texts)
-        async with one_model(folder, engine, retry_grace_s=0.02) as world:
-            client = world.client((await world.open(W))["planner"])
-            stream = await client.chat.completions.create(**BODY, stream=True)
-            async for chunk in stream:
-                if chunk.choices[0].delta.content == "e":
-                    break
-            await stream.close()
-            await until(lambda: engine.rows)
-            return (await world.control.finalize(W, rewards=1.0))["calls"], world.sink.rows, engine.aborted
-
-    calls, rows, aborted = asyncio.run(run())
-    assert calls == {"abandoned(client_gone)": 1} and rows == [] and aborted == [f"{W}:planner:0#0"]
-
-
-def test_a_client_that_leaves_while_its_request_waits_at_the_gate_leaves_nothing(folder, texts):
-    async def run():
-        engine = slow(texts)
-        async with one_model(folder, engine, open_models=False, retry_grace_s=0.01) as world:
-            async with Raw((await world.open(W))["planner"]) as agent:
-                await agent.leave(0.05)
-            await until(lambda: world.gateway.gates["planner_model"].waiting == 0)
-            return engine.requests, (await world.control.finalize(W, rewards=1.0))["calls"]
-
-    requests, calls = asyncio.run(run())
-    assert requests == [] and calls in ({}, {"abandoned(client_gone)": 1})
-
-
 def test_finalize_waits_for_a_running_call_within_its_grace(folder, texts):
     async def run():
         async with one_model(folder, slow(texts), finalize_grace_s=5.0) as world:
-            async with Raw((await world.open(W))["planner"]) as agent:
+            async with RawAgent((await world.open(W))["planner"]) as agent:
                 running = asyncio.create_task(agent.post())
                 await until(lambda: world.engines["planner_model"].running)
                 final = await world.control.finalize(W, rewards=1.0)
@@ -223,7 +62,7 @@ def test_a_call_that_runs_past_the_grace_is_abandoned_as_late_and_ended_at_the_s
     async def run():
         engine = FakeEngine(texts.says(ALPHABET), token_s=0.2)
         async with one_model(folder, engine, finalize_grace_s=0.02) as world:
-            async with Raw((await world.open(W))["planner"]) as agent:
+            async with RawAgent((await world.open(W))["planner"]) as agent:
                 running = asyncio.create_task(agent.post())
                 await until(lambda: engine.running)
                 final = await world.control.finalize(W, rewards=1.0)
@@ -326,7 +165,7 @@ def test_a_failed_workflow_hands_over_its_rows_without_rewards(folder, texts):
 def test_abort_ends_running_generations_and_leaves_one_record_without_rows(folder, texts):
     async def run():
         engine = slow(texts)
-        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+        async with one_model(folder, engine) as world, RawAgent((await world.open(W))["planner"]) as agent:
             first = await agent.post()
             running = asyncio.create_task(agent.post())
             await until(lambda: engine.running)
@@ -388,7 +227,7 @@ def test_calls_of_one_workflow_are_bounded(folder, texts):  # invariant 10
 def test_stopping_the_gateway_ends_generations_at_the_servers(folder, texts):
     async def run():
         engine = FakeEngine(texts.says(ALPHABET), token_s=0.5)
-        async with one_model(folder, engine) as world, Raw((await world.open(W))["planner"]) as agent:
+        async with one_model(folder, engine) as world, RawAgent((await world.open(W))["planner"]) as agent:
             running = asyncio.create_task(agent.post())
             await until(lambda: engine.running)
             started = time.monotonic()
@@ -461,7 +300,7 @@ def test_a_closed_workflow_is_freed_without_the_garbage_collector(folder, texts,
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             async with one_model(folder, FakeEngine(texts.echoes())) as world:
-                async with Raw((await world.open(W))["planner"]) as agent:
+                async with RawAgent((await world.open(W))["planner"]) as agent:
                     first = (await agent.post()).json()["choices"][0]["message"]
                     messages = [*BODY["messages"], first, {"role": "user", "content": "and then?"}]
                     await agent.post({**BODY, "messages": messages})

@@ -14,7 +14,6 @@
 """While a model syncs, is down, or its servers fail: what clients see, and what is captured."""
 
 import asyncio
-import time
 
 import openai
 import pytest
@@ -24,15 +23,10 @@ from ..gateway.metrics import GatewayMetrics
 from ..gateway_binding_registry import ModelState
 from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import World, binding, gateway_world
+from .fakes.gateway_world import ALPHABET, World, binding, gateway_world, one_model, until
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-
-
-def one_model(folder, engine, **kwargs):
-    return gateway_world(folder, {"planner_model": engine}, mapping={"planner": "planner_model"}, **kwargs)
 
 
 async def ask(client, *, stream=False, **kwargs):
@@ -40,13 +34,6 @@ async def ask(client, *, stream=False, **kwargs):
     if not stream:
         return answer.choices[0].message.content
     return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
-
-
-async def until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.005)
 
 
 async def sync_weights(world: World, model_id: str, version: str) -> None:

@@ -23,11 +23,10 @@ import pytest
 from ..gateway.upstream import UpstreamError
 from ..gateway.verl_upstream import VerlClientUpstream
 from .fakes.fake_engine import FakeEngine, log_prob_of
-from .fakes.gateway_world import gateway_world
+from .fakes.gateway_world import ALPHABET, gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 class LLMServerClient:

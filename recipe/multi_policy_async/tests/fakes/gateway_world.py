@@ -13,8 +13,10 @@
 # limitations under the License.
 """A gateway on loopback in front of fake engines, for tests: real HTTP everywhere, no Ray, no torch."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from ...trajectory import Trajectory, Version, WorkflowRecord
 from .fake_engine import FakeEngine, Script
 
 DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "config/gateway/default.yaml").read_text())
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 MAPPING = {"planner": "planner_model", "solver": "solver_model", "checker": "solver_model"}
 
 
@@ -147,6 +150,24 @@ async def gateway_world(
         await router.stop()
         for engine in engines.values():
             await engine.stop()
+
+
+def one_model(folder: Path, engine: FakeEngine, **kwargs: Any) -> AbstractAsyncContextManager[World]:
+    """A world of one agent and one model."""
+    return gateway_world(folder, {"planner_model": engine}, mapping={"planner": "planner_model"}, **kwargs)
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait for something to become true; fails when it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.002)
+
+
+def slow(texts: "Texts") -> FakeEngine:
+    """An engine that takes a tenth of a second to say the alphabet."""
+    return FakeEngine(texts.says(ALPHABET), token_s=0.004)
 
 
 class Texts:
