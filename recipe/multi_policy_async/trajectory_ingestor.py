@@ -101,8 +101,7 @@ class TrajectoryIngestor:
             give_backs = state.queues[model_id].give_backs() if model_id in state.queues else {}
             waiting = await self._without_poison(waiting, give_backs)
             waiting = await self._without_lost(waiting, Version(incarnation, number), queue.lineage)
-            counts = await state.serial.on_disk(state.ledger.counts)
-            replayed = await state.serial.on_disk(state.ledger.replay_counts)
+            accounts = await state.serial.on_disk(Account.from_ledger, state.ledger)
             oldest = ReplayPool(spec, number).oldest
             trained_rows = (
                 [] if oldest is None else await state.serial.on_disk(state.ledger.trained_rows, model_id, oldest)
@@ -116,7 +115,7 @@ class TrajectoryIngestor:
             )
             state.queues[model_id] = queue
             state.stagger.forget(model_id)
-            state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}), replayed.get(model_id, 0))
+            state.accounts[model_id] = accounts.get(model_id, Account())
             state.changes.notify()
             return incarnation
 

@@ -41,6 +41,7 @@ from .reasons import (
     TRUNCATED,
 )
 from .spec import IngestSpec
+from .turns import turns_by_agent
 
 
 def check_record(record: WorkflowRecord, queues: Mapping[str, GroupQueue]) -> None:
@@ -135,16 +136,19 @@ def plan_arrival(
     rows: list[NewRow] = []
     rewards: list[tuple[AgentOfModel, float, float]] = []
     groups = task.groups.copy()
+    turns = turns_by_agent(record.trajectories)
     for trajectory, body in zip(record.trajectories, bodies, strict=True):
         queue = queues[trajectory.model_id]
         fate = fate_on_arrival(trajectory, record.status, queue, spec, ended)
         group_id = group_key(queue.spec.group_by, record.workflow_id, trajectory)
-        row = NewRow(next_row_id + len(rows), trajectory, group_id, fate, body)
+        own_turns = turns[trajectory.agent_id]
+        row = NewRow(next_row_id + len(rows), trajectory, group_id, fate, body, own_turns)
         rows.append(row)
         if fate is None:
             assert trajectory.reward is not None, "a row that waits has a reward"
             span, reward = trajectory.version_span, float(trajectory.reward)
-            ref = RowRef(row.row_id, trajectory.incarnation, span.oldest.number, span.newest.number, reward)
+            oldest, newest = span.oldest.number, span.newest.number
+            ref = RowRef(row.row_id, trajectory.incarnation, oldest, newest, reward, own_turns)
             groups.add(trajectory.model_id, group_id, trajectory.agent_id, ref)
             if queue.spec.on_small_group == "ema":
                 rewards.append(((trajectory.model_id, trajectory.agent_id), reward, queue.spec.ema_decay))

@@ -32,6 +32,7 @@ class RowRef:
     oldest: int
     newest: int
     reward: float
+    turns: int = 1  # of its agent in its workflow
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import ledger_images
+from . import ledger_counts, ledger_images, turns
 from .database import check_schema
 from .ledger_checkpoints import pruned_beyond_start
 from .ledger_schema import LEDGER_ID
+from .reasons import STALE, TRAINED
 from .row_codec import decode_arrays
 
 _EXPORT_ROWS = 1000  # of one row group in the parquet file
@@ -58,11 +59,22 @@ def row_counts(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 def replay_counts(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """Trained rows in a further batch, once per batch, by model."""
-    return _dicts(
-        db,
-        "SELECT model_id, sum(n) AS rows FROM (SELECT model_id, 1 AS n FROM replays "
-        "UNION ALL SELECT model_id, uses FROM pruned_replays) GROUP BY 1 ORDER BY 1",
-    )
+    return [{"model_id": model_id, "rows": rows} for model_id, rows in ledger_counts.replayed(db).items()]
+
+
+def stale_by_turns(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Per model and turns that the agent took in the workflow: rows trained, rows stale, and their share."""
+    return [
+        {
+            "model_id": model_id,
+            "turns": turns.label(first),
+            "trained": counts[TRAINED],
+            "stale": counts[STALE],
+            "stale_share": round(turns.stale_share(counts), 3),
+        }
+        for model_id, classes in sorted(ledger_counts.by_turns(db).items())
+        for first, counts in sorted(classes.items())
+    ]
 
 
 def abandoned_tokens(db: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -118,7 +130,7 @@ def workflow_life(db: sqlite3.Connection, workflow_id: str) -> dict[str, Any]:
     life["rows"] = _dicts(
         db,
         "SELECT trajectory_id, model_id, group_id, turn, request_id, finish_reason, reward, sampled_tokens, "
-        "context_tokens, incarnation, oldest, newest, coalesce(fate, 'waiting') AS fate, consumed_incarnation, "
+        "context_tokens, turns, incarnation, oldest, newest, coalesce(fate, 'waiting') AS fate, consumed_incarnation, "
         "consumed_step, (SELECT count(*) FROM replays WHERE row_id = id) AS replayed FROM rows "
         "WHERE workflow_id = ? ORDER BY id",
         (workflow_id,),
@@ -185,6 +197,7 @@ _NUMBERS = (
     "turn",
     "sampled_tokens",
     "context_tokens",
+    "turns",
     "incarnation",
     "oldest",
     "newest",

@@ -133,10 +133,10 @@ class Outlet:
         state, queue = self._state, self._state.queue(model_id)
 
         async def write() -> None:
-            ids, again = row_ids(queue.taken(batch_id)), row_ids(queue.replayed(batch_id))
-            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step, again)
+            groups, again = queue.taken(batch_id), row_ids(queue.replayed(batch_id))
+            await state.serial.on_disk(state.ledger.consume, row_ids(groups), incarnation, step, again)
             queue.consumed(batch_id, step)
-            state.accounts[model_id].settle(TRAINED, len(ids))
+            state.accounts[model_id].settle_groups(TRAINED, groups)
             state.accounts[model_id].replayed += len(again)
             state.changes.notify()
 
@@ -151,10 +151,10 @@ class Outlet:
         check_drop_reason(reason)
 
         async def write() -> None:
-            ids = row_ids(queue.taken(batch_id))
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, reason)])
+            groups = queue.taken(batch_id)
+            await state.serial.on_disk(state.ledger.set_fates, [FateChange(row_ids(groups), reason)])
             queue.dropped(batch_id)
-            state.accounts[model_id].settle(reason, len(ids))
+            state.accounts[model_id].settle_groups(reason, groups)
             state.changes.notify()
 
         await state.serial.exclusively(write())
@@ -234,13 +234,15 @@ class Outlet:
         if plan.drops:
             changes = [FateChange(row_ids(dropped), reason) for reason, dropped in plan.drops.items()]
             await state.serial.on_disk(state.ledger.set_fates, changes)
-            for change in changes:
-                state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
+            for reason, dropped in plan.drops.items():
+                state.accounts[queue.model_id].settle_groups(reason, dropped)
         if queue.moves(version):
             queue.stale_watch.moved(version.number, state.clock())
         stale = len(plan.drops.get(STALE, ()))
         if warning := queue.stale_watch.took(stale, len(plan.ready), state.workflow_s):
-            logger.warning("%s", warning)
+            shares = state.accounts[queue.model_id].stale_shares().items()
+            by_turns = ", ".join(f"{share:.0%} of {turns}" for turns, share in shares)
+            logger.warning("%s; rows stale so far by turns of their agent: %s", warning, by_turns)
         changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
         batch_id = queue.apply_take(plan, groups, version)
         if changed:
@@ -293,6 +295,6 @@ class Outlet:
             batch_id=batch_id,
             groups=tuple(self._group(queue, group, tuple(next(rows) for _ in group.rows)) for group in taken),
             queue_groups=len(queue),
-            dropped=dict(state.accounts[queue.model_id].dropped),
+            stale_shares=state.accounts[queue.model_id].stale_shares(),
             partner_staleness=partner_staleness(queue, vectors, state.queues),
         )

@@ -365,6 +365,8 @@ class DataPath(RuleBasedStateMachine):
             assert mine["replayed"] == replayed.get(model, 0) == uses.total() - len(uses)
             assert mine["accepted"] == self.accepted[model]
             assert mine["trained"] == counts.get((model, "trained"), 0) == len(uses)
+            for fate, rows in (("trained", len(uses)), ("stale", mine["dropped"].get("stale", 0))):
+                assert sum(each[fate] for each in mine["by_turns"].values()) == rows
             waiting = mine["open"] + mine["queued"] + mine["taken"]
             assert waiting == counts.get((model, None), 0)
             for reason in DROP_REASONS:
