@@ -136,6 +136,10 @@ class Ledger:
         (found,) = self._db.execute("SELECT value FROM meta WHERE key = ?", (LEDGER_ID,)).fetchone()
         return found
 
+    def changes(self) -> int:
+        """Rows of any table written since the file was opened."""
+        return self._db.changes
+
     def prune(self, replayable: Mapping[str, int] | None = None) -> Iterator[int]:
         """See ``ledger_prune.prune``."""
         return prune(self._db, {} if replayable is None else replayable)

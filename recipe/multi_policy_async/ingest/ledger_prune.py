@@ -94,7 +94,7 @@ def _needed(db: Database, model_id: str, consumed_incarnation: int | None) -> tu
     """SQL condition on a trained row: a checkpoint descends from the weights that sampled it, not from its step."""
     checkpoints = db.execute("SELECT incarnation, step FROM checkpoints WHERE model_id = ?", (model_id,)).fetchall()
     if checkpoints:
-        db.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (pruned_beyond_start(model_id),))
+        db.execute("INSERT INTO meta VALUES (?, '1') ON CONFLICT DO NOTHING", (pruned_beyond_start(model_id),))
     else:
         return "newest = 0", []
     origins = {

@@ -15,7 +15,6 @@
 
 import asyncio
 import logging
-import sqlite3
 
 from ..trajectory import Trajectory, Version
 from .baselines import Baseline
@@ -38,8 +37,6 @@ class Outlet:
 
     def __init__(self, state: IngestState):
         self._state = state
-        self._pruned_at = state.clock()
-        self._pruning: asyncio.Future | None = None
 
     async def take(
         self, model_id: str, groups: int, version: Version, timeout_s: float
@@ -141,10 +138,6 @@ class Outlet:
             state.changes.notify()
 
         await state.serial.exclusively(write())
-        if state.clock() - self._pruned_at >= state.spec.prune_every_s and (
-            self._pruning is None or self._pruning.done()
-        ):
-            self._pruning = asyncio.ensure_future(self._prune_quietly())
 
     async def drop(self, model_id: str, batch_id: str, reason: str) -> None:
         state, queue = self._state, self._state.queue(model_id)
@@ -188,36 +181,6 @@ class Outlet:
             state.changes.notify()
 
         await state.serial.exclusively(settle())
-
-    async def prune(self) -> int:
-        state, deleted = self._state, 0
-        self._pruned_at = state.clock()
-        replayable: dict[str, int] = {}
-        steps = state.ledger.prune(replayable)
-
-        async def step() -> int | None:
-            # Anew at each step: a restore in between may have brought older rows back into reach.
-            reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
-            replayable.clear()
-            replayable.update({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
-            return await state.serial.on_disk(next, steps, None)
-
-        while (rows := await state.serial.exclusively(step())) is not None:
-            deleted += rows
-        return deleted
-
-    async def close(self) -> None:
-        """Wait for a step of pruning that is under way."""
-        if self._pruning is not None:
-            self._pruning.cancel()
-            await asyncio.wait({self._pruning})
-
-    async def _prune_quietly(self) -> None:
-        try:
-            await self.prune()
-        except sqlite3.Error:
-            # A full or slow disk shows where rows are committed; a ledger that stays large harms nobody.
-            logger.warning("the ledger could not be pruned", exc_info=True)
 
     async def _reserve(self, queue: GroupQueue, groups: int, version: Version) -> tuple[str, float | None]:
         """Drop what may not be trained, move a batch to taken. Returns its id ("": none yet) and when to look again."""
