@@ -31,8 +31,6 @@ from .ledger import FateChange, NewRow, TerminalCommit
 from .reasons import (
     CONSTRAINED,
     FAILED_WORKFLOW,
-    FILTERED,
-    GROUP_TOO_SMALL,
     NON_FINITE,
     RECORDED,
     RETIRED,
@@ -172,14 +170,11 @@ def _plan_close(
     queued: dict[str, list[QueuedGroup]] = {}
     dropped: list[tuple[QueuedGroup, str]] = []
     for group in groups.close(now):
-        spec = queues[group.model_id].spec
-        small = len(group.rows) < spec.min_group_size
-        if small and spec.on_small_group == "drop":
-            dropped.append((group, GROUP_TOO_SMALL))
-        elif not small and spec.filter_equal_rewards and group.rewards_are_equal:
-            dropped.append((group, FILTERED))
-        else:
+        fate = queues[group.model_id].fate_of(group)
+        if fate is None:
             queued.setdefault(group.model_id, []).append(group)
+        else:
+            dropped.append((group, fate))
     for model_id, new in queued.items():
         dropped += [(group, SURPLUS) for group in queues[model_id].surplus_with(new)]
     return queued, dropped

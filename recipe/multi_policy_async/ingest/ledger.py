@@ -26,14 +26,13 @@ from pathlib import Path
 import numpy as np
 
 from ..trajectory import Trajectory, Version, WorkflowId, WorkflowRecord
-from . import ledger_counts, ledger_images
+from . import ledger_counts, ledger_images, ledger_rows
 from .baselines import AgentOfModel, Baseline
 from .database import Database, chunks, marks
 from .ledger_checkpoints import Checkpoints
 from .ledger_prune import prune, started_tasks
 from .ledger_schema import LEDGER_ID, SUPERSEDED
 from .reasons import TRAINED
-from .row_codec import decode_arrays
 
 ISSUED = "issued"
 TERMINAL = "terminal"
@@ -271,27 +270,8 @@ class Ledger:
                 assert done.rowcount == len(some), "invariant 2: a row is trained once"
 
     def read(self, row_ids: Sequence[int]) -> list[Trajectory]:
-        """Trajectories of rows, in the order asked for.
-
-        Raises:
-            ValueError: the payload of a row was pruned or is damaged.
-        """
-        found: dict[int, Trajectory] = {}
-        images = ledger_images.read(self._db, row_ids)
-        for some in chunks(row_ids):
-            query = (
-                "SELECT id, trajectory_id, workflow_id, agent_id, model_id, request_id, turn, incarnation, "
-                "finish_reason, reward, body FROM rows JOIN payloads ON row_id = id "
-                f"WHERE id IN ({marks(some)})"
-            )
-            for row_id, *columns, body in self._db.execute(query, some):
-                names = "trajectory_id workflow_id agent_id model_id request_id turn incarnation finish_reason reward"
-                known = dict(zip(names.split(), columns, strict=True))
-                found[row_id] = Trajectory(**known, **decode_arrays(body), images=images.get(row_id, ()))
-        missing = [row_id for row_id in row_ids if row_id not in found]
-        if missing:
-            raise ValueError(f"ledger {self._db.path} has no payload for rows {missing[:5]}: pruned or damaged")
-        return [found[row_id] for row_id in row_ids]
+        """See ``ledger_rows.read``."""
+        return ledger_rows.read(self._db, row_ids)
 
     def oldest_versions(self, row_ids: Sequence[int]) -> list[dict[str, int]]:
         """Per row the version vector of its workflow: the oldest version number of each policy that took part in it."""

@@ -23,7 +23,7 @@ from . import ledger_counts, ledger_images, turns
 from .database import check_schema
 from .ledger_checkpoints import pruned_beyond_start
 from .ledger_schema import LEDGER_ID
-from .reasons import STALE, TRAINED
+from .reasons import DAMAGED, STALE, TRAINED
 from .row_codec import decode_arrays
 
 _EXPORT_ROWS = 1000  # of one row group in the parquet file
@@ -139,11 +139,14 @@ def workflow_life(db: sqlite3.Connection, workflow_id: str) -> dict[str, Any]:
 
 
 def export_parquet(db: sqlite3.Connection, path: Path) -> int:
-    """Write all rows that still have their payload to a parquet file; returns how many.
+    """Write all rows that still have their payload, but for damaged ones, to a parquet file; returns how many.
 
     Columns: those of ``workflow_life``'s rows, ``workflow_id``, ``agent_id``, ``score`` of the workflow, and the arrays
     ``prompt_ids``, ``response_ids``, ``response_mask``, ``log_probs``, ``versions``; ``images`` as they were sent;
     ``metadata`` as JSON text.
+
+    Raises:
+        ValueError: a row is damaged, and no trainer has met it yet.
     """
     import json
 
@@ -165,7 +168,7 @@ def export_parquet(db: sqlite3.Connection, path: Path) -> int:
     columns = ", ".join(f"rows.{name}" for name in (*_TEXTS, *_NUMBERS, "reward"))
     query = db.execute(
         f"SELECT {columns}, id, score, body FROM rows JOIN payloads ON row_id = id JOIN workflows USING (workflow_id) "
-        "ORDER BY id"
+        f"WHERE fate IS NOT '{DAMAGED}' ORDER BY id"
     )
     written = 0
     with pq.ParquetWriter(path, schema) as writer:
@@ -175,7 +178,10 @@ def export_parquet(db: sqlite3.Connection, path: Path) -> int:
             for row in some:
                 record = dict(row)
                 record["images"] = images.get(record.pop("id"), ())
-                record.update(decode_arrays(record.pop("body")))
+                try:
+                    record.update(decode_arrays(record.pop("body")))
+                except ValueError as error:
+                    raise ValueError(f"row {record['trajectory_id']}: {error}") from error
                 record["metadata"] = json.dumps(record["metadata"])
                 records.append(record)
             writer.write_table(pa.Table.from_pylist(records, schema=schema))

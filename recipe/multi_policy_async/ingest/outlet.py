@@ -15,6 +15,8 @@
 
 import asyncio
 import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from ..trajectory import Trajectory, Version
 from .baselines import Baseline
@@ -23,8 +25,9 @@ from .group_queue import GroupQueue, TakePlan
 from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
+from .ledger_rows import DamagedRow, DamagedRowsError
 from .partners import partner_staleness
-from .reasons import RETIRED, SHUTDOWN, STALE, TRAINED, check_drop_reason
+from .reasons import DAMAGED, RETIRED, SHUTDOWN, STALE, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
@@ -60,7 +63,10 @@ class Outlet:
                 reserving.add_done_callback(lambda done: self._undo_reserve(queue, done))
                 raise
             if batch_id:
-                return await self._read_batch(queue, batch_id)
+                batch = await self._read_batch(queue, batch_id)
+                if batch is not None:
+                    return batch
+                continue  # what is left of it waits again
             if isinstance(ended, End):
                 return ended
             left = deadline - state.clock()
@@ -144,10 +150,8 @@ class Outlet:
         check_drop_reason(reason)
 
         async def write() -> None:
-            groups = queue.taken(batch_id)
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(row_ids(groups), reason)])
+            await self._settle(model_id, {reason: queue.taken(batch_id)})
             queue.dropped(batch_id)
-            state.accounts[model_id].settle_groups(reason, groups)
             state.changes.notify()
 
         await state.serial.exclusively(write())
@@ -175,9 +179,8 @@ class Outlet:
 
         async def settle() -> None:
             waiting = queue.waiting()
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(row_ids(waiting), SHUTDOWN)])
+            await self._settle(model_id, {SHUTDOWN: waiting})
             queue.discard(waiting)
-            state.accounts[model_id].settle(SHUTDOWN, len(row_ids(waiting)))
             state.changes.notify()
 
         await state.serial.exclusively(settle())
@@ -195,10 +198,7 @@ class Outlet:
             return "", None
         plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
         if plan.drops:
-            changes = [FateChange(row_ids(dropped), reason) for reason, dropped in plan.drops.items()]
-            await state.serial.on_disk(state.ledger.set_fates, changes)
-            for reason, dropped in plan.drops.items():
-                state.accounts[queue.model_id].settle_groups(reason, dropped)
+            await self._settle(queue.model_id, plan.drops)
         if queue.moves(version):
             queue.stale_watch.moved(version.number, state.clock())
         stale = len(plan.drops.get(STALE, ()))
@@ -212,15 +212,47 @@ class Outlet:
             state.changes.notify()
         return batch_id, plan.retry_in_s
 
+    async def _settle(self, model_id: str, drops: Mapping[str, Sequence[QueuedGroup]]) -> None:
+        """Waiting rows get their fate, on disk and in the account."""
+        changes = [FateChange(row_ids(groups), reason) for reason, groups in drops.items()]
+        await self._state.serial.on_disk(self._state.ledger.set_fates, changes)
+        for reason, groups in drops.items():
+            self._state.accounts[model_id].settle_groups(reason, groups)
+
+    async def _drop_damaged(self, queue: GroupQueue, batch_id: str, damaged: Sequence[DamagedRow]) -> None:
+        """Drop what the ledger cannot give back. The rest waits again: groups without these rows, if still worth it."""
+        if not self._state.is_current(queue) or queue.retired:
+            await self._return(queue, batch_id)
+            return
+        lost = {row.row_id for row in damaged}
+        drops: defaultdict[str, list[QueuedGroup]] = defaultdict(list)
+        rest: list[QueuedGroup] = []
+        for group in queue.taken(batch_id):
+            gone, left = group.parted(lost)
+            if gone.rows:
+                drops[DAMAGED].append(gone)
+            fate = queue.fate_of(left) if gone.rows and left.rows else None
+            (rest if fate is None else drops[fate]).append(left)
+        await self._settle(queue.model_id, drops)
+        replayed = [group for group in queue.replayed(batch_id) if lost.isdisjoint(group.row_ids)]
+        queue.give_back_repaired(batch_id, [group for group in rest if group.rows], replayed)
+        for row in damaged:
+            logger.error(
+                "policy %s trains without row %d of workflow %s, which is damaged in the ledger: %s",
+                queue.model_id,
+                row.row_id,
+                row.workflow_id,
+                row.cause,
+            )
+        self._state.changes.notify()
+
     async def _return(self, queue: GroupQueue, batch_id: str) -> None:
         """Nobody got this batch: its groups go back to the head of the queue."""
         state = self._state
         if not state.is_current(queue):
             return  # its rows wait in the new queue already
         if queue.retired:
-            gone = row_ids(queue.taken(batch_id))
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, RETIRED)])
-            state.accounts[queue.model_id].settle(RETIRED, len(gone))
+            await self._settle(queue.model_id, {RETIRED: queue.taken(batch_id)})
             queue.dropped(batch_id)
         else:
             queue.give_back(batch_id)
@@ -245,12 +277,16 @@ class Outlet:
             )
         return Group(group.group_id, group.agent_id, rows, baselines, group.uses)
 
-    async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
+    async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch | None:
+        """``None``: some of it is damaged; what is not waits again."""
         state = self._state
         taken = (*queue.taken(batch_id), *queue.replayed(batch_id))
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
             vectors = await state.serial.on_disk(state.ledger.oldest_versions, row_ids(taken))
+        except DamagedRowsError as error:
+            await state.serial.exclusively(self._drop_damaged(queue, batch_id, error.rows))
+            return None
         except BaseException:  # also a cancelled call: a batch that nobody got goes back, the error goes on
             await state.serial.exclusively(self._return(queue, batch_id))
             raise

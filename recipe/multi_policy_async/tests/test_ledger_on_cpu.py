@@ -19,6 +19,7 @@ import pytest
 
 from recipe.multi_policy_async.ingest import ledger_prune, reasons
 from recipe.multi_policy_async.ingest.ledger import FateChange, Ledger, NewRow, TerminalCommit
+from recipe.multi_policy_async.ingest.ledger_rows import DamagedRowsError
 from recipe.multi_policy_async.ingest.row_codec import encode_arrays
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
@@ -107,11 +108,12 @@ def test_many_rows_are_settled_and_read_in_the_order_asked_for(ledger):
     assert ledger.counts() == {PLANNER: {"trained": 1203}}
 
 
-def test_a_row_without_its_payload_is_a_clear_error(ledger):
+def test_rows_that_cannot_be_read_are_told_with_their_workflows(ledger):
     _commit(ledger, "e0-t0-s0-a0", 1)
     ledger._db.execute("DELETE FROM payloads WHERE row_id = 2")
-    with pytest.raises(ValueError, match=r"no payload for rows \[2\]"):
+    with pytest.raises(DamagedRowsError, match="1 rows cannot be read, of workflows e0-t0-s0-a0: .* is gone") as damage:
         ledger.read([1, 2])
+    assert [row.row_id for row in damage.value.rows] == [2]
 
 
 def test_a_ledger_of_another_schema_is_refused(tmp_path):
