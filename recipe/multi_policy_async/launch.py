@@ -65,7 +65,8 @@ class GatewayActor(_Watched, MultiModelGatewayRouter):
         port = job.gateway.port + number if job.gateway.port else 0
         spec = job.gateway.model_copy(update={"control_key": control_key, "port": port})
         sink = IngestorSink(ingestor)
-        super().__init__(spec, job.agent_model_mapping, list(job.models), sink, sink.hungry)
+        share = job.workflow.team_share
+        super().__init__(spec, job.agent_model_mapping, list(job.models), sink, sink.hungry, team_share=share)
         calm_collector()
 
 

@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_counts(db: sqlite3.Connection) -> None:
     tables = {
         "Rows": report.row_counts(db),
+        "Stale, by turns of the agent in its workflow": report.stale_by_turns(db),
         "Trained again (replay)": report.replay_counts(db),
         "Abandoned before they were rows": report.abandoned_tokens(db),
         "Workflows": report.workflow_counts(db),
@@ -76,7 +77,7 @@ def _print_table(title: str, records: list[dict[str, Any]]) -> None:
         return
     lines = [list(records[0]), *([str(value) for value in record.values()] for record in records)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    numeric = [isinstance(value, int) for value in records[0].values()]
+    numeric = [isinstance(value, int | float) for value in records[0].values()]
     print(title)
     for line in lines:
         cells = (

@@ -36,6 +36,7 @@ from .gateway.reaping import IdleReaper
 from .gateway.service import GatewayService, make_upstream
 from .gateway.spec import GatewaySpec
 from .gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelStatus
+from .rewards import TeamShare
 from .trajectory import WorkflowRecord
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class MultiModelGatewayRouter:
         model_ids: the models of the job; each binds itself when its runtime is up.
         sink: takes the terminal record of every training workflow and answers accepted rows per model.
         hungry: which models' trainers have nothing to train, for adaptive concurrency.
+        team_share: share of the team's score in each agent's reward.
 
     Raises:
         ValueError: the mapping names unknown models, or the spec is not valid.
@@ -71,12 +73,14 @@ class MultiModelGatewayRouter:
         model_ids: Sequence[str],
         sink: Sink,
         hungry: Callable[[], Awaitable[Mapping[str, bool]]] = _nobody_tells,
+        *,
+        team_share: TeamShare = 0.0,
     ) -> None:
         self.spec = spec if isinstance(spec, GatewaySpec) else GatewaySpec.model_validate(dict(spec))
         self.control_key = self.spec.control_key or secrets.token_urlsafe(32)
         routes = AgentModelRouteTable(agent_model_mapping, model_ids)
         registry = GatewayBindingRegistry(model_ids)
-        self.service = GatewayService(self.spec, routes, registry, sink, make_upstream)
+        self.service = GatewayService(self.spec, routes, registry, sink, make_upstream, team_share)
         self.app = create_app(self.service, self.control_key)
         self._server = HttpServer(
             AgentsFirst(self.app), self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes

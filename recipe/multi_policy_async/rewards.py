@@ -31,6 +31,9 @@ from .trajectory import Trajectory
 TurnRewards = Sequence[float] | Mapping[int, float]
 Rewards = float | Sequence[float] | Mapping[str, float | TurnRewards]
 
+TeamShare = float | Mapping[str, float]
+"""Share of the team's score in an agent's reward: one for all agents, or by agent id, where others have none."""
+
 Place = tuple[str | int, ...]
 """Where a number stands in rewards: ``()``, ``(index,)``, ``(name,)`` or ``(name, turn or index)``."""
 
@@ -132,12 +135,6 @@ def _is_row_id(name: Any) -> bool:
     return isinstance(name, str) and ("/" in name or ":" in name)
 
 
-def agent_of(name: str) -> str:
-    """The agent that a name in rewards belongs to: itself, or the middle of a trajectory id or request id."""
-    parts = name.split("/") if "/" in name else name.split(":")
-    return parts[1] if len(parts) > 1 else name
-
-
 def resolve_rewards(
     workflow_id: str,
     rewards: Rewards | None,
@@ -189,6 +186,27 @@ def resolve_rewards(
             )
         resolved.append(replace(trajectory, reward=reward))
     return tuple(resolved)
+
+
+def mix_team_score(
+    trajectories: Sequence[Trajectory], rewards: Rewards | None, score: float | None, team_share: TeamShare
+) -> tuple[Trajectory, ...]:
+    """Give each row ``share * score + (1 - share) * its own reward``; one number for all rows is the team's already.
+
+    Args:
+        trajectories: as ``resolve_rewards`` made them; rows without a reward stay so.
+        rewards: what they were made of.
+        score: the team's; ``None``: there is none to mix in.
+        team_share: of the score.
+    """
+    if score is None or isinstance(rewards, int | float):
+        return tuple(trajectories)
+
+    def mixed(row: Trajectory) -> Trajectory:
+        share = team_share.get(row.agent_id, 0.0) if isinstance(team_share, Mapping) else team_share
+        return row if row.reward is None else replace(row, reward=share * score + (1 - share) * row.reward)
+
+    return tuple(mixed(row) for row in trajectories)
 
 
 def _check_names(

@@ -36,6 +36,7 @@ from .ingest.groups import survives
 from .ingest.intake import Intake, describe_idle
 from .ingest.ledger import FateChange, WaitingRow
 from .ingest.outlet import Outlet
+from .ingest.pruning import Pruning
 from .ingest.reasons import POISON, ROLLED_BACK
 from .ingest.recovery import rebuild, rebuild_trained, unfinished
 from .ingest.replay import ReplayPool
@@ -59,6 +60,7 @@ class TrajectoryIngestor:
         self._state = IngestState(ledger_path, spec, clock)
         self._intake = Intake(self._state)
         self._outlet = Outlet(self._state)
+        self._pruning = Pruning(self._state)
         self._closed = False
 
     # -- policies --------------------------------------------------------------------------------------------------
@@ -91,6 +93,7 @@ class TrajectoryIngestor:
             ValueError: the checkpoint is not known, or a trained policy has no ``max_lead_groups``.
         """
         state = self._state
+        self._pruning.start()
         queue = GroupQueue(model_id, spec, trained=trained, groups_per_task=groups_per_task)
 
         async def register() -> int:
@@ -101,8 +104,7 @@ class TrajectoryIngestor:
             give_backs = state.queues[model_id].give_backs() if model_id in state.queues else {}
             waiting = await self._without_poison(waiting, give_backs)
             waiting = await self._without_lost(waiting, Version(incarnation, number), queue.lineage)
-            counts = await state.serial.on_disk(state.ledger.counts)
-            replayed = await state.serial.on_disk(state.ledger.replay_counts)
+            accounts = await state.serial.on_disk(Account.from_ledger, state.ledger)
             oldest = ReplayPool(spec, number).oldest
             trained_rows = (
                 [] if oldest is None else await state.serial.on_disk(state.ledger.trained_rows, model_id, oldest)
@@ -116,7 +118,7 @@ class TrajectoryIngestor:
             )
             state.queues[model_id] = queue
             state.stagger.forget(model_id)
-            state.accounts[model_id] = Account.from_counts(counts.get(model_id, {}), replayed.get(model_id, 0))
+            state.accounts[model_id] = accounts.get(model_id, Account())
             state.changes.notify()
             return incarnation
 
@@ -321,9 +323,9 @@ class TrajectoryIngestor:
     async def prune(self) -> int:
         """Delete rows that no checkpoint can need again (ingest/ledger_prune.py); returns how many.
 
-        It is done in small steps, between other work, and also by itself every ``prune_every_s``.
+        It is done in small steps, between other work, and every ``prune_every_s`` by itself (ingest/pruning.py).
         """
-        return await self._outlet.prune()
+        return await self._pruning.prune()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -349,7 +351,7 @@ class TrajectoryIngestor:
         if self._closed:
             return
         self._closed = True
-        await self._outlet.close()
+        await self._pruning.close()
         await self._state.serial.exclusively(self._state.serial.on_disk(self._state.ledger.close))
         self._state.serial.stop()
 

@@ -95,9 +95,9 @@ def write_ledger(file: Path, ends: list[float]) -> None:
             step = 1 if fate == "trained" else None
             ledger.execute(
                 "INSERT INTO rows (trajectory_id, workflow_id, task_key, model_id, agent_id, turn, request_id,"
-                " group_id, finish_reason, sampled_tokens, context_tokens, incarnation, oldest, newest, fate,"
+                " group_id, finish_reason, sampled_tokens, context_tokens, incarnation, oldest, newest, turns, fate,"
                 " consumed_incarnation, consumed_step) VALUES (?, ?, 'e0-t0', ?, 'a', 0, '', '', 'stop', 1, 1, 0, 0, 0,"
-                " ?, ?, ?)",
+                " 1, ?, ?, ?)",
                 (f"{name}-{model_id}", name, model_id, fate, None if step is None else 0, step),
             )
     ledger.commit()

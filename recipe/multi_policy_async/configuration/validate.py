@@ -137,7 +137,7 @@ def mapping_problems(mapping: Any, models: Iterable[str], allow_unused: bool) ->
 
 
 def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
-    """The workflow class can be loaded, and the agents that it names (attribute ``agents``) are mapped."""
+    """The workflow class can be loaded; its agents (attribute ``agents``), and those of ``team_share``, are mapped."""
     try:
         agents = getattr(load_workflow_class(workflow.name, workflow.path), "agents", ())
     except (ValueError, ImportError) as error:
@@ -145,13 +145,24 @@ def workflow_problems(workflow: WorkflowSpec, mapping: Any) -> list[Problem]:
     known = sorted(map(str, mapping)) if isinstance(mapping, dict) else []
     if not known:
         return []  # an empty mapping is a problem of its own
-    return [
+    unmapped = [
         Problem(
             f"agent_model_mapping.{agent}",
             f"the workflow calls this agent, but no model is mapped to it (mapped: {', '.join(known)})",
             fix=did_you_mean(agent, known) or f"agent_model_mapping.{agent}=<model id>",
         )
         for agent in agents
+        if agent not in known
+    ]
+    shares = workflow.team_share if isinstance(workflow.team_share, dict) else {}
+    return unmapped + [
+        Problem(
+            f"workflow.team_share.{agent}",
+            "is of no agent of this job",
+            allowed=", ".join(known),
+            fix=did_you_mean(agent, known),
+        )
+        for agent in shares
         if agent not in known
     ]
 

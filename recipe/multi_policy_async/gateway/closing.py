@@ -20,7 +20,16 @@ from typing import Any
 
 from ..agent_model_route_table import AgentModelRouteTable
 from ..gateway_binding_registry import GatewayBindingRegistry
-from ..rewards import Rewards, by_turn, check_rewards, is_finite, mean_reward, resolve_rewards
+from ..rewards import (
+    Rewards,
+    TeamShare,
+    by_turn,
+    check_rewards,
+    is_finite,
+    mean_reward,
+    mix_team_score,
+    resolve_rewards,
+)
 from ..trajectory import Trajectory, WorkflowRecord
 from .call import Call
 from .errors import BadRequest, UpstreamFailed
@@ -50,6 +59,7 @@ class WorkflowCloser:
         metrics: GatewayMetrics,
         *,
         merged: bool,
+        team_share: TeamShare,
     ) -> None:
         self._store = store
         self._routes = routes
@@ -57,6 +67,7 @@ class WorkflowCloser:
         self._sink = sink
         self._metrics = metrics
         self._merged = merged
+        self._team_share = team_share
 
     async def finalize(
         self, workflow_id: str, *, status: str, rewards: Rewards | None, score: float | None, error: str | None
@@ -64,7 +75,8 @@ class WorkflowCloser:
         """End a workflow with its rewards; repeated, it gives the first answer.
 
         Agents whose rewards differ by turn get one row per turn, also where conversations are merged. Without a score
-        the mean of the rewards is the team's.
+        the mean of the rewards is the team's. Every reward passes here, whoever gave it, and what was given stays as it
+        is: so it is mixed with the team's score once, however often a caller tries.
 
         Raises:
             NotFound: unknown workflow.
@@ -100,12 +112,14 @@ class WorkflowCloser:
                     trained_models=self._trained() if found.purpose == "train" else (),
                     required=status == "ok",
                 )
+                team_score = mean_reward(rewards) if score is None and rewards is not None else score
+                rows = mix_team_score(rows, rewards, team_score, self._team_share)
             except ValueError as fault:
                 raise BadRequest(str(fault), param="rewards") from fault
             if status == "ok" and not rows:
                 status = "no_calls"
-            if score is None and status == "ok" and rewards is not None:
-                score = mean_reward(rewards)
+            if status == "ok":  # a failed workflow has the score that its caller gives it
+                score = team_score
             return await self._close(found, status, chosen, rows, score, error)
 
     async def abort(self, workflow_id: str, *, error: str | None = None, forget: bool = False) -> dict[str, Any]:

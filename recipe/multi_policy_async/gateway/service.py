@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from ..agent_model_route_table import AgentModelRouteTable, UnknownAgent
 from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelState, ModelStatus
+from ..rewards import TeamShare
 from ..trajectory import Version
 from .call import Call, Exchange
 from .closing import Sink, WorkflowCloser
@@ -51,13 +52,16 @@ class GatewayService:
         registry: GatewayBindingRegistry,
         sink: Sink,
         make_upstream: Callable[[GatewaySpec, ModelBinding], Upstream],
+        team_share: TeamShare = 0.0,
     ) -> None:
         self.spec = spec
         self.routes = routes
         self.registry = registry
         self.metrics = GatewayMetrics()
         self.sessions = SessionStore(spec, self.metrics)
-        self.closer = WorkflowCloser(self.sessions, routes, registry, sink, self.metrics, merged=spec.rows == "merged")
+        self.closer = WorkflowCloser(
+            self.sessions, routes, registry, sink, self.metrics, merged=spec.rows == "merged", team_share=team_share
+        )
         self._make_upstream = make_upstream
         self._models: dict[str, ServedModel] = {}
         self.gates = {

@@ -14,13 +14,15 @@
 """Row counts of one policy; the accounting identity of invariant 3."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .group_queue import GroupQueue
-from .groups import OpenTask
+from .groups import OpenTask, QueuedGroup
+from .ledger import Ledger
 from .reasons import DROP_REASONS, RECORDED, TRAINED
+from .turns import COMPARED, label, stale_share, turns_class
 
 
 @dataclass
@@ -32,12 +34,22 @@ class Account:
     recorded: int = 0
     replayed: int = 0  # trained rows in a further batch, once per batch; not part of the identity
     dropped: Counter[str] = field(default_factory=Counter)
+    turns: dict[int, Counter[str]] = field(default_factory=dict)  # rows trained or stale, by class of turns and fate
 
     @classmethod
-    def from_counts(cls, counts: dict[str | None, int], replayed: int = 0) -> "Account":
-        """Read back from ``Ledger.counts`` and ``Ledger.replay_counts``."""
+    def from_ledger(cls, ledger: Ledger) -> "dict[str, Account]":
+        """The accounts of all policies in a ledger."""
+        replayed, turns = ledger.replay_counts(), ledger.turn_counts()
+        return {
+            model_id: cls._from_counts(counts, replayed.get(model_id, 0), turns.get(model_id, {}))
+            for model_id, counts in ledger.counts().items()
+        }
+
+    @classmethod
+    def _from_counts(cls, counts: dict[str | None, int], replayed: int, turns: dict[int, Counter[str]]) -> "Account":
         return cls(
             replayed=replayed,
+            turns=turns,
             accepted=sum(counts.values()),
             trained=counts.get(TRAINED, 0),
             recorded=counts.get(RECORDED, 0),
@@ -58,6 +70,18 @@ class Account:
         elif rows:
             self.dropped[fate] += rows
 
+    def settle_groups(self, fate: str, groups: Sequence[QueuedGroup]) -> None:
+        """The rows of ``groups`` waited, and got ``fate``."""
+        rows = [row for group in groups for row in group.rows]
+        self.settle(fate, len(rows))
+        if fate in COMPARED:
+            for row in rows:
+                self.turns.setdefault(turns_class(row.turns), Counter())[fate] += 1
+
+    def stale_shares(self) -> dict[str, float]:
+        """Part of the rows that was lost as stale, of those that were trained or stale, by turns of their agent."""
+        return {label(first): stale_share(counts) for first, counts in sorted(self.turns.items())}
+
     def balance(self, waiting: int) -> int:
         """Zero, if no row was lost or counted twice."""
         return self.accepted - self.trained - self.recorded - self.dropped.total() - waiting
@@ -67,7 +91,8 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
     """One policy's numbers for the console and the metrics.
 
     Rows: ``accepted`` = ``trained`` + ``recorded`` + ``dropped`` (by reason) + ``open`` + ``queued`` + ``taken``;
-    ``unaccounted`` is what is missing, always 0; ``replayed`` counts trained rows once more per further batch. Groups:
+    ``unaccounted`` is what is missing, always 0; ``replayed`` counts trained rows once more per further batch;
+    ``by_turns`` tells the trained and the stale ones by the turns of their agent in their workflow (turns.py). Groups:
     ``queue_groups``, ``taken_groups``, ``replay_groups`` (may be trained again), ``lead_groups`` of
     ``max_lead_groups``; ``idle_tasks`` closed in a row without one.
     """
@@ -79,6 +104,9 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "recorded": account.recorded,
         "replayed": account.replayed,
         "dropped": dict(account.dropped),
+        "by_turns": {
+            label(first): {fate: counts[fate] for fate in COMPARED} for first, counts in sorted(account.turns.items())
+        },
         "open": open_rows,
         "queued": queue.waiting_rows,
         "taken": queue.taken_rows,

@@ -31,8 +31,6 @@ from .ledger import FateChange, NewRow, TerminalCommit
 from .reasons import (
     CONSTRAINED,
     FAILED_WORKFLOW,
-    FILTERED,
-    GROUP_TOO_SMALL,
     NON_FINITE,
     RECORDED,
     RETIRED,
@@ -41,6 +39,7 @@ from .reasons import (
     TRUNCATED,
 )
 from .spec import IngestSpec
+from .turns import turns_by_agent
 
 
 def check_record(record: WorkflowRecord, queues: Mapping[str, GroupQueue]) -> None:
@@ -135,16 +134,19 @@ def plan_arrival(
     rows: list[NewRow] = []
     rewards: list[tuple[AgentOfModel, float, float]] = []
     groups = task.groups.copy()
+    turns = turns_by_agent(record.trajectories)
     for trajectory, body in zip(record.trajectories, bodies, strict=True):
         queue = queues[trajectory.model_id]
         fate = fate_on_arrival(trajectory, record.status, queue, spec, ended)
         group_id = group_key(queue.spec.group_by, record.workflow_id, trajectory)
-        row = NewRow(next_row_id + len(rows), trajectory, group_id, fate, body)
+        own_turns = turns[trajectory.agent_id]
+        row = NewRow(next_row_id + len(rows), trajectory, group_id, fate, body, own_turns)
         rows.append(row)
         if fate is None:
             assert trajectory.reward is not None, "a row that waits has a reward"
             span, reward = trajectory.version_span, float(trajectory.reward)
-            ref = RowRef(row.row_id, trajectory.incarnation, span.oldest.number, span.newest.number, reward)
+            oldest, newest = span.oldest.number, span.newest.number
+            ref = RowRef(row.row_id, trajectory.incarnation, oldest, newest, reward, own_turns)
             groups.add(trajectory.model_id, group_id, trajectory.agent_id, ref)
             if queue.spec.on_small_group == "ema":
                 rewards.append(((trajectory.model_id, trajectory.agent_id), reward, queue.spec.ema_decay))
@@ -168,14 +170,11 @@ def _plan_close(
     queued: dict[str, list[QueuedGroup]] = {}
     dropped: list[tuple[QueuedGroup, str]] = []
     for group in groups.close(now):
-        spec = queues[group.model_id].spec
-        small = len(group.rows) < spec.min_group_size
-        if small and spec.on_small_group == "drop":
-            dropped.append((group, GROUP_TOO_SMALL))
-        elif not small and spec.filter_equal_rewards and group.rewards_are_equal:
-            dropped.append((group, FILTERED))
-        else:
+        fate = queues[group.model_id].fate_of(group)
+        if fate is None:
             queued.setdefault(group.model_id, []).append(group)
+        else:
+            dropped.append((group, fate))
     for model_id, new in queued.items():
         dropped += [(group, SURPLUS) for group in queues[model_id].surplus_with(new)]
     return queued, dropped

@@ -50,7 +50,7 @@ class TakenBatch:
     batch_id: str
     groups: tuple[Group, ...]
     queue_groups: int = 0  # groups left in the queue
-    dropped: dict[str, int] = field(default_factory=dict)  # rows of this policy dropped so far, by reason
+    stale_shares: dict[str, float] = field(default_factory=dict)  # lost as stale so far, by turns (accounts.py)
     partner_staleness: dict[str, list[int]] = field(default_factory=dict)  # ingest/partners.py
 
 

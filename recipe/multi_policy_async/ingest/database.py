@@ -69,6 +69,11 @@ class Database:
     def executemany(self, statement: str, values: Iterable[Sequence[Any]]) -> sqlite3.Cursor:
         return self._db.executemany(statement, values)
 
+    @property
+    def changes(self) -> int:
+        """Rows written since the file was opened."""
+        return self._db.total_changes
+
     def close(self) -> None:
         self._db.close()
 

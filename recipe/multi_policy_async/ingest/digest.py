@@ -17,6 +17,7 @@ import hashlib
 import json
 
 from ..trajectory import WorkflowRecord
+from .row_codec import without_metadata
 
 
 def record_digest(record: WorkflowRecord, bodies: list[bytes]) -> bytes:
@@ -38,9 +39,7 @@ def record_digest(record: WorkflowRecord, bodies: list[bytes]) -> bytes:
         for data in trajectory.images:
             digest.update(trajectory.trajectory_id.encode() + image_digest(data))
     for body in bodies:
-        metadata_bytes = int.from_bytes(body[12:16], "little")
-        digest.update(body[:12])
-        digest.update(body[16 : len(body) - metadata_bytes])
+        digest.update(without_metadata(body))
     return digest.digest()
 
 

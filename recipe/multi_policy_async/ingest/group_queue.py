@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ..trajectory import Version
 from .groups import QueuedGroup
-from .reasons import ROLLED_BACK, STALE
+from .reasons import FILTERED, GROUP_TOO_SMALL, ROLLED_BACK, STALE
 from .replay import ReplayPool
 from .spec import QueueSpec
 from .stale_watch import StaleWatch
@@ -167,6 +167,15 @@ class GroupQueue:
         limit = self.spec.idle_tasks_limit
         return self.can_train and limit is not None and self.idle_tasks >= limit
 
+    def fate_of(self, group: QueuedGroup) -> str | None:
+        """Why a closed group is not worth training; ``None``: it is."""
+        small = len(group.rows) < self.spec.min_group_size
+        if small and self.spec.on_small_group == "drop":
+            return GROUP_TOO_SMALL
+        if not small and self.spec.filter_equal_rewards and group.rewards_are_equal:
+            return FILTERED
+        return None
+
     def compares_with_average(self, group: QueuedGroup) -> bool:
         """Whether a group's rows are compared with a moving average instead of with each other."""
         return self.spec.on_small_group == "ema" and len(group.rows) < self.spec.min_group_size
@@ -265,9 +274,13 @@ class GroupQueue:
 
     def give_back(self, batch_id: str) -> None:
         """Return a taken batch to the head of the queue, in its old order."""
-        batch = self._taken.pop(batch_id)
-        self.replay.add(batch.replayed)
-        self._waiting.extendleft(reversed(batch.groups))
+        self.give_back_repaired(batch_id, self.taken(batch_id), self.replayed(batch_id))
+
+    def give_back_repaired(self, batch_id: str, groups: Sequence[QueuedGroup], replayed: Sequence[QueuedGroup]) -> None:
+        """Return what is left of a taken batch."""
+        del self._taken[batch_id]
+        self.replay.add(replayed)
+        self._waiting.extendleft(reversed(groups))
 
     def give_backs(self) -> dict[str, int]:
         """Trainers that died with a group, if the present one did now; other groups are not in it."""

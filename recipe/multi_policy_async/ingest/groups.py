@@ -17,7 +17,7 @@ A group is closed when all members of its task have a terminal record; that is w
 are called only in some workflows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..trajectory import Trajectory, Version, WorkflowId
@@ -32,6 +32,7 @@ class RowRef:
     oldest: int
     newest: int
     reward: float
+    turns: int = 1  # of its agent in its workflow
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class QueuedGroup:
     def rewards_are_equal(self) -> bool:
         """Whether its members were compared and none is better than another."""
         return len(self.rows) > 1 and len({row.reward for row in self.rows}) == 1
+
+    def parted(self, row_ids: Set[int]) -> "tuple[QueuedGroup, QueuedGroup]":
+        """Its rows that are in ``row_ids``, and those that are not."""
+        inside = tuple(row for row in self.rows if row.row_id in row_ids)
+        outside = tuple(row for row in self.rows if row.row_id not in row_ids)
+        return replace(self, rows=inside), replace(self, rows=outside)
 
     def trained(self, step: int) -> "QueuedGroup":
         """The group after one more batch, which led to version ``step``."""

@@ -158,4 +158,4 @@ class Intake:
             if queue.idle_tasks >= _IDLE_WARNING and queue.idle_tasks.bit_count() == 1:  # again at each doubling
                 logger.warning("%s", describe_idle(queue))
         for group, reason in arrival.dropped:
-            self._state.accounts[group.model_id].settle(reason, len(group.rows))
+            self._state.accounts[group.model_id].settle_groups(reason, [group])

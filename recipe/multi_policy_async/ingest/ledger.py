@@ -18,6 +18,7 @@ of truth: what is in flight, the task cursor and the queues are read back from i
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +26,13 @@ from pathlib import Path
 import numpy as np
 
 from ..trajectory import Trajectory, Version, WorkflowId, WorkflowRecord
-from . import ledger_images
+from . import ledger_counts, ledger_images, ledger_rows
 from .baselines import AgentOfModel, Baseline
 from .database import Database, chunks, marks
 from .ledger_checkpoints import Checkpoints
 from .ledger_prune import prune, started_tasks
 from .ledger_schema import LEDGER_ID, SUPERSEDED
 from .reasons import TRAINED
-from .row_codec import decode_arrays
 
 ISSUED = "issued"
 TERMINAL = "terminal"
@@ -47,6 +47,7 @@ class NewRow:
     group_id: str
     fate: str | None
     body: bytes
+    turns: int = 1  # of its agent in its workflow
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ class WaitingRow:
     oldest: int
     newest: int
     reward: float
+    turns: int
+
+
+_WAITING = "id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest, reward, turns"
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,10 @@ class Ledger:
         """What tells this file from every other ledger."""
         (found,) = self._db.execute("SELECT value FROM meta WHERE key = ?", (LEDGER_ID,)).fetchone()
         return found
+
+    def changes(self) -> int:
+        """Rows of any table written since the file was opened."""
+        return self._db.changes
 
     def prune(self, replayable: Mapping[str, int] | None = None) -> Iterator[int]:
         """See ``ledger_prune.prune``."""
@@ -207,7 +216,7 @@ class Ledger:
             )
             task_key = WorkflowId.parse(record.workflow_id).task_key
             self._db.executemany(
-                f"INSERT INTO rows VALUES ({', '.join('?' * 19)})", (_columns(row, task_key) for row in commit.rows)
+                f"INSERT INTO rows VALUES ({', '.join('?' * 20)})", (_columns(row, task_key) for row in commit.rows)
             )
             self._db.executemany("INSERT INTO payloads VALUES (?, ?)", ((row.row_id, row.body) for row in commit.rows))
             ledger_images.store(self._db, ((row.row_id, row.trajectory.images) for row in commit.rows))
@@ -261,27 +270,8 @@ class Ledger:
                 assert done.rowcount == len(some), "invariant 2: a row is trained once"
 
     def read(self, row_ids: Sequence[int]) -> list[Trajectory]:
-        """Trajectories of rows, in the order asked for.
-
-        Raises:
-            ValueError: the payload of a row was pruned or is damaged.
-        """
-        found: dict[int, Trajectory] = {}
-        images = ledger_images.read(self._db, row_ids)
-        for some in chunks(row_ids):
-            query = (
-                "SELECT id, trajectory_id, workflow_id, agent_id, model_id, request_id, turn, incarnation, "
-                "finish_reason, reward, body FROM rows JOIN payloads ON row_id = id "
-                f"WHERE id IN ({marks(some)})"
-            )
-            for row_id, *columns, body in self._db.execute(query, some):
-                names = "trajectory_id workflow_id agent_id model_id request_id turn incarnation finish_reason reward"
-                known = dict(zip(names.split(), columns, strict=True))
-                found[row_id] = Trajectory(**known, **decode_arrays(body), images=images.get(row_id, ()))
-        missing = [row_id for row_id in row_ids if row_id not in found]
-        if missing:
-            raise ValueError(f"ledger {self._db.path} has no payload for rows {missing[:5]}: pruned or damaged")
-        return [found[row_id] for row_id in row_ids]
+        """See ``ledger_rows.read``."""
+        return ledger_rows.read(self._db, row_ids)
 
     def oldest_versions(self, row_ids: Sequence[int]) -> list[dict[str, int]]:
         """Per row the version vector of its workflow: the oldest version number of each policy that took part in it."""
@@ -314,8 +304,8 @@ class Ledger:
         return [
             WaitingRow(*columns)
             for columns in self._db.execute(
-                "SELECT id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest, reward "
-                "FROM rows JOIN tasks USING (task_key) WHERE fate IS NULL AND (?1 IS NULL OR model_id = ?1) "
+                f"SELECT {_WAITING} FROM rows JOIN tasks USING (task_key) "
+                "WHERE fate IS NULL AND (?1 IS NULL OR model_id = ?1) "
                 "ORDER BY closed IS NULL, closed, id",
                 (model_id,),
             )
@@ -326,9 +316,8 @@ class Ledger:
         return [
             TrainedRow(*columns)
             for columns in self._db.execute(
-                "SELECT id, model_id, agent_id, task_key, group_id, closed, incarnation, oldest, newest, reward, "
-                "1 + count(row_id), coalesce(max(step), consumed_step) FROM rows JOIN tasks USING (task_key) "
-                "LEFT JOIN (SELECT row_id, step FROM replays) ON row_id = id "
+                f"SELECT {_WAITING}, 1 + count(row_id), coalesce(max(step), consumed_step) FROM rows "
+                "JOIN tasks USING (task_key) LEFT JOIN (SELECT row_id, step FROM replays) ON row_id = id "
                 "WHERE model_id = ?1 AND fate = ?2 AND group_id NOT IN ("
                 "SELECT group_id FROM rows WHERE model_id = ?1 AND fate = ?2 AND oldest < ?3) "
                 "GROUP BY id ORDER BY consumed_step, closed, id",
@@ -336,24 +325,17 @@ class Ledger:
             )
         ]
 
-    def replay_counts(self) -> dict[str, int]:
-        """Rows trained again by model, once per further batch, pruned ones included."""
-        return dict(
-            self._db.execute(
-                "SELECT model_id, sum(n) FROM (SELECT model_id, count(*) AS n FROM replays GROUP BY 1 "
-                "UNION ALL SELECT model_id, uses FROM pruned_replays) GROUP BY 1"
-            )
-        )
-
     def counts(self) -> dict[str, dict[str | None, int]]:
-        """Rows by model and fate (``None``: waiting), pruned ones included."""
-        found: dict[str, dict[str | None, int]] = {}
-        for model_id, fate, n in self._db.execute(
-            "SELECT model_id, fate, sum(n) FROM (SELECT model_id, fate, count(*) AS n FROM rows GROUP BY 1, 2 "
-            "UNION ALL SELECT model_id, fate, rows FROM pruned) GROUP BY 1, 2"
-        ):
-            found.setdefault(model_id, {})[fate] = n
-        return found
+        """See ``ledger_counts.by_fate``."""
+        return ledger_counts.by_fate(self._db)
+
+    def replay_counts(self) -> dict[str, int]:
+        """See ``ledger_counts.replayed``."""
+        return ledger_counts.replayed(self._db)
+
+    def turn_counts(self) -> dict[str, dict[int, Counter[str]]]:
+        """See ``ledger_counts.by_turns``."""
+        return ledger_counts.by_turns(self._db)
 
     def issued_tasks(self) -> dict[int, set[int]]:
         """Tasks that were started, by epoch: the task cursor."""
@@ -394,6 +376,7 @@ def _columns(row: NewRow, task_key: str) -> tuple:
         int(t.incarnation),
         span.oldest.number,
         span.newest.number,
+        row.turns,
         row.fate,
         None,
         None,

@@ -38,8 +38,11 @@ def store(db: Connection, rows: Iterable[tuple[int, Sequence[bytes]]]) -> None:
             db.execute("INSERT INTO row_images VALUES (?, ?, ?)", (row_id, position, digest))
 
 
-def read(db: Connection, row_ids: Sequence[int]) -> dict[int, tuple[bytes, ...]]:
-    """Images by row, in their order; rows without any are left out. Equal images are one object."""
+def read(db: Connection, row_ids: Sequence[int]) -> dict[int, tuple[bytes | None, ...]]:
+    """Images by row, in their order; rows without any are left out. Equal images are one object.
+
+    ``None`` stands for an image that is gone, or not what was written.
+    """
     digests: dict[int, list[bytes]] = {}
     for some in chunks(row_ids):
         query = f"SELECT row_id, digest FROM row_images WHERE row_id IN ({marks(some)}) ORDER BY row_id, position"
@@ -48,7 +51,8 @@ def read(db: Connection, row_ids: Sequence[int]) -> dict[int, tuple[bytes, ...]]
     data: dict[bytes, bytes] = {}
     for some in chunks(sorted({digest for of_row in digests.values() for digest in of_row})):
         data.update(db.execute(f"SELECT digest, data FROM images WHERE digest IN ({marks(some)})", some))
-    return {row_id: tuple(data[digest] for digest in of_row) for row_id, of_row in digests.items()}
+    sound = {digest: blob for digest, blob in data.items() if image_digest(blob) == digest}
+    return {row_id: tuple(map(sound.get, of_row)) for row_id, of_row in digests.items()}
 
 
 def forget(db: Connection, row_ids: Sequence[int]) -> None:

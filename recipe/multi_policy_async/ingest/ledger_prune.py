@@ -29,6 +29,7 @@ from . import ledger_images
 from .database import Database, chunks, marks
 from .ledger_checkpoints import descent, pruned_beyond_start
 from .reasons import TRAINED
+from .turns import TURNS_CLASS
 
 _STEP = 2000  # rows of one transaction, a few ten milliseconds
 
@@ -71,8 +72,8 @@ def _prune_rows(db: Database, model_id: str, fate: str, incarnation: int | None,
         for some in chunks(ids):
             db.execute(
                 "INSERT INTO pruned SELECT model_id, fate, coalesce(consumed_incarnation, -1), "
-                "coalesce(consumed_step, -1), count(*), sum(sampled_tokens) FROM rows "
-                f"WHERE id IN ({marks(some)}) GROUP BY 1, 2, 3, 4 ON CONFLICT DO UPDATE SET "
+                f"coalesce(consumed_step, -1), {TURNS_CLASS}, count(*), sum(sampled_tokens) FROM rows "
+                f"WHERE id IN ({marks(some)}) GROUP BY 1, 2, 3, 4, 5 ON CONFLICT DO UPDATE SET "
                 "rows = rows + excluded.rows, sampled_tokens = sampled_tokens + excluded.sampled_tokens",
                 some,
             )
@@ -93,7 +94,7 @@ def _needed(db: Database, model_id: str, consumed_incarnation: int | None) -> tu
     """SQL condition on a trained row: a checkpoint descends from the weights that sampled it, not from its step."""
     checkpoints = db.execute("SELECT incarnation, step FROM checkpoints WHERE model_id = ?", (model_id,)).fetchall()
     if checkpoints:
-        db.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (pruned_beyond_start(model_id),))
+        db.execute("INSERT INTO meta VALUES (?, '1') ON CONFLICT DO NOTHING", (pruned_beyond_start(model_id),))
     else:
         return "newest = 0", []
     origins = {

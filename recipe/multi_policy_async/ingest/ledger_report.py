@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import ledger_images
+from . import ledger_counts, ledger_images, turns
 from .database import check_schema
 from .ledger_checkpoints import pruned_beyond_start
 from .ledger_schema import LEDGER_ID
+from .reasons import DAMAGED, STALE, TRAINED
 from .row_codec import decode_arrays
 
 _EXPORT_ROWS = 1000  # of one row group in the parquet file
@@ -58,11 +59,22 @@ def row_counts(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 def replay_counts(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """Trained rows in a further batch, once per batch, by model."""
-    return _dicts(
-        db,
-        "SELECT model_id, sum(n) AS rows FROM (SELECT model_id, 1 AS n FROM replays "
-        "UNION ALL SELECT model_id, uses FROM pruned_replays) GROUP BY 1 ORDER BY 1",
-    )
+    return [{"model_id": model_id, "rows": rows} for model_id, rows in ledger_counts.replayed(db).items()]
+
+
+def stale_by_turns(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Per model and turns that the agent took in the workflow: rows trained, rows stale, and their share."""
+    return [
+        {
+            "model_id": model_id,
+            "turns": turns.label(first),
+            "trained": counts[TRAINED],
+            "stale": counts[STALE],
+            "stale_share": round(turns.stale_share(counts), 3),
+        }
+        for model_id, classes in sorted(ledger_counts.by_turns(db).items())
+        for first, counts in sorted(classes.items())
+    ]
 
 
 def abandoned_tokens(db: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -118,7 +130,7 @@ def workflow_life(db: sqlite3.Connection, workflow_id: str) -> dict[str, Any]:
     life["rows"] = _dicts(
         db,
         "SELECT trajectory_id, model_id, group_id, turn, request_id, finish_reason, reward, sampled_tokens, "
-        "context_tokens, incarnation, oldest, newest, coalesce(fate, 'waiting') AS fate, consumed_incarnation, "
+        "context_tokens, turns, incarnation, oldest, newest, coalesce(fate, 'waiting') AS fate, consumed_incarnation, "
         "consumed_step, (SELECT count(*) FROM replays WHERE row_id = id) AS replayed FROM rows "
         "WHERE workflow_id = ? ORDER BY id",
         (workflow_id,),
@@ -127,11 +139,14 @@ def workflow_life(db: sqlite3.Connection, workflow_id: str) -> dict[str, Any]:
 
 
 def export_parquet(db: sqlite3.Connection, path: Path) -> int:
-    """Write all rows that still have their payload to a parquet file; returns how many.
+    """Write all rows that still have their payload, but for damaged ones, to a parquet file; returns how many.
 
     Columns: those of ``workflow_life``'s rows, ``workflow_id``, ``agent_id``, ``score`` of the workflow, and the arrays
     ``prompt_ids``, ``response_ids``, ``response_mask``, ``log_probs``, ``versions``; ``images`` as they were sent;
     ``metadata`` as JSON text.
+
+    Raises:
+        ValueError: a row is damaged, and no trainer has met it yet.
     """
     import json
 
@@ -153,7 +168,7 @@ def export_parquet(db: sqlite3.Connection, path: Path) -> int:
     columns = ", ".join(f"rows.{name}" for name in (*_TEXTS, *_NUMBERS, "reward"))
     query = db.execute(
         f"SELECT {columns}, id, score, body FROM rows JOIN payloads ON row_id = id JOIN workflows USING (workflow_id) "
-        "ORDER BY id"
+        f"WHERE fate IS NOT '{DAMAGED}' ORDER BY id"
     )
     written = 0
     with pq.ParquetWriter(path, schema) as writer:
@@ -163,7 +178,10 @@ def export_parquet(db: sqlite3.Connection, path: Path) -> int:
             for row in some:
                 record = dict(row)
                 record["images"] = images.get(record.pop("id"), ())
-                record.update(decode_arrays(record.pop("body")))
+                try:
+                    record.update(decode_arrays(record.pop("body")))
+                except ValueError as error:
+                    raise ValueError(f"row {record['trajectory_id']}: {error}") from error
                 record["metadata"] = json.dumps(record["metadata"])
                 records.append(record)
             writer.write_table(pa.Table.from_pylist(records, schema=schema))
@@ -185,6 +203,7 @@ _NUMBERS = (
     "turn",
     "sampled_tokens",
     "context_tokens",
+    "turns",
     "incarnation",
     "oldest",
     "newest",

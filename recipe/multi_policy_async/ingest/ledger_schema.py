@@ -16,7 +16,7 @@
 from ..trajectory import WORKFLOW_STATUSES
 from .reasons import ABANDON_REASONS, FATES
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 LEDGER_ID = "ledger_id"
 """Key in ``meta`` of what tells this file from every other ledger."""
@@ -55,7 +55,7 @@ CREATE TABLE rows (
     task_key TEXT NOT NULL, model_id TEXT NOT NULL, agent_id TEXT NOT NULL, turn INTEGER NOT NULL,
     request_id TEXT NOT NULL, group_id TEXT NOT NULL, finish_reason TEXT NOT NULL, reward REAL,
     sampled_tokens INTEGER NOT NULL, context_tokens INTEGER NOT NULL,
-    incarnation INTEGER NOT NULL, oldest INTEGER NOT NULL, newest INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL, oldest INTEGER NOT NULL, newest INTEGER NOT NULL, turns INTEGER NOT NULL,
     fate TEXT CHECK (fate IN {_in(FATES)}),
     consumed_incarnation INTEGER, consumed_step INTEGER,
     CHECK ((fate IS 'trained') = (consumed_step IS NOT NULL)),
@@ -108,11 +108,11 @@ CREATE TABLE abandoned (
     tokens INTEGER NOT NULL, PRIMARY KEY (model_id, reason)
 ) WITHOUT ROWID;
 
--- Counts of what was pruned (ledger_prune.py). -1: not consumed.
+-- Counts of what was pruned (ledger_prune.py), by class of turns (turns.py). -1: not consumed.
 CREATE TABLE pruned (
     model_id TEXT NOT NULL, fate TEXT NOT NULL, consumed_incarnation INTEGER NOT NULL, consumed_step INTEGER NOT NULL,
-    rows INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
-    PRIMARY KEY (model_id, fate, consumed_incarnation, consumed_step)
+    turns INTEGER NOT NULL, rows INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
+    PRIMARY KEY (model_id, fate, consumed_incarnation, consumed_step, turns)
 ) WITHOUT ROWID;
 CREATE TABLE pruned_replays (
     model_id TEXT NOT NULL, incarnation INTEGER NOT NULL, step INTEGER NOT NULL, uses INTEGER NOT NULL,

@@ -15,7 +15,8 @@
 
 import asyncio
 import logging
-import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from ..trajectory import Trajectory, Version
 from .baselines import Baseline
@@ -24,8 +25,9 @@ from .group_queue import GroupQueue, TakePlan
 from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
+from .ledger_rows import DamagedRow, DamagedRowsError
 from .partners import partner_staleness
-from .reasons import RETIRED, SHUTDOWN, STALE, TRAINED, check_drop_reason
+from .reasons import DAMAGED, RETIRED, SHUTDOWN, STALE, TRAINED, check_drop_reason
 from .state import IngestState
 
 logger = logging.getLogger(__name__)
@@ -38,8 +40,6 @@ class Outlet:
 
     def __init__(self, state: IngestState):
         self._state = state
-        self._pruned_at = state.clock()
-        self._pruning: asyncio.Future | None = None
 
     async def take(
         self, model_id: str, groups: int, version: Version, timeout_s: float
@@ -63,7 +63,10 @@ class Outlet:
                 reserving.add_done_callback(lambda done: self._undo_reserve(queue, done))
                 raise
             if batch_id:
-                return await self._read_batch(queue, batch_id)
+                batch = await self._read_batch(queue, batch_id)
+                if batch is not None:
+                    return batch
+                continue  # what is left of it waits again
             if isinstance(ended, End):
                 return ended
             left = deadline - state.clock()
@@ -133,28 +136,22 @@ class Outlet:
         state, queue = self._state, self._state.queue(model_id)
 
         async def write() -> None:
-            ids, again = row_ids(queue.taken(batch_id)), row_ids(queue.replayed(batch_id))
-            await state.serial.on_disk(state.ledger.consume, ids, incarnation, step, again)
+            groups, again = queue.taken(batch_id), row_ids(queue.replayed(batch_id))
+            await state.serial.on_disk(state.ledger.consume, row_ids(groups), incarnation, step, again)
             queue.consumed(batch_id, step)
-            state.accounts[model_id].settle(TRAINED, len(ids))
+            state.accounts[model_id].settle_groups(TRAINED, groups)
             state.accounts[model_id].replayed += len(again)
             state.changes.notify()
 
         await state.serial.exclusively(write())
-        if state.clock() - self._pruned_at >= state.spec.prune_every_s and (
-            self._pruning is None or self._pruning.done()
-        ):
-            self._pruning = asyncio.ensure_future(self._prune_quietly())
 
     async def drop(self, model_id: str, batch_id: str, reason: str) -> None:
         state, queue = self._state, self._state.queue(model_id)
         check_drop_reason(reason)
 
         async def write() -> None:
-            ids = row_ids(queue.taken(batch_id))
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(ids, reason)])
+            await self._settle(model_id, {reason: queue.taken(batch_id)})
             queue.dropped(batch_id)
-            state.accounts[model_id].settle(reason, len(ids))
             state.changes.notify()
 
         await state.serial.exclusively(write())
@@ -182,42 +179,11 @@ class Outlet:
 
         async def settle() -> None:
             waiting = queue.waiting()
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(row_ids(waiting), SHUTDOWN)])
+            await self._settle(model_id, {SHUTDOWN: waiting})
             queue.discard(waiting)
-            state.accounts[model_id].settle(SHUTDOWN, len(row_ids(waiting)))
             state.changes.notify()
 
         await state.serial.exclusively(settle())
-
-    async def prune(self) -> int:
-        state, deleted = self._state, 0
-        self._pruned_at = state.clock()
-        replayable: dict[str, int] = {}
-        steps = state.ledger.prune(replayable)
-
-        async def step() -> int | None:
-            # Anew at each step: a restore in between may have brought older rows back into reach.
-            reach = {model_id: queue.replay.oldest for model_id, queue in state.queues.items() if not queue.retired}
-            replayable.clear()
-            replayable.update({model_id: oldest for model_id, oldest in reach.items() if oldest is not None})
-            return await state.serial.on_disk(next, steps, None)
-
-        while (rows := await state.serial.exclusively(step())) is not None:
-            deleted += rows
-        return deleted
-
-    async def close(self) -> None:
-        """Wait for a step of pruning that is under way."""
-        if self._pruning is not None:
-            self._pruning.cancel()
-            await asyncio.wait({self._pruning})
-
-    async def _prune_quietly(self) -> None:
-        try:
-            await self.prune()
-        except sqlite3.Error:
-            # A full or slow disk shows where rows are committed; a ledger that stays large harms nobody.
-            logger.warning("the ledger could not be pruned", exc_info=True)
 
     async def _reserve(self, queue: GroupQueue, groups: int, version: Version) -> tuple[str, float | None]:
         """Drop what may not be trained, move a batch to taken. Returns its id ("": none yet) and when to look again."""
@@ -232,20 +198,53 @@ class Outlet:
             return "", None
         plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
         if plan.drops:
-            changes = [FateChange(row_ids(dropped), reason) for reason, dropped in plan.drops.items()]
-            await state.serial.on_disk(state.ledger.set_fates, changes)
-            for change in changes:
-                state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
+            await self._settle(queue.model_id, plan.drops)
         if queue.moves(version):
             queue.stale_watch.moved(version.number, state.clock())
         stale = len(plan.drops.get(STALE, ()))
         if warning := queue.stale_watch.took(stale, len(plan.ready), state.workflow_s):
-            logger.warning("%s", warning)
+            shares = state.accounts[queue.model_id].stale_shares().items()
+            by_turns = ", ".join(f"{share:.0%} of {turns}" for turns, share in shares)
+            logger.warning("%s; rows stale so far by turns of their agent: %s", warning, by_turns)
         changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
         batch_id = queue.apply_take(plan, groups, version)
         if changed:
             state.changes.notify()
         return batch_id, plan.retry_in_s
+
+    async def _settle(self, model_id: str, drops: Mapping[str, Sequence[QueuedGroup]]) -> None:
+        """Waiting rows get their fate, on disk and in the account."""
+        changes = [FateChange(row_ids(groups), reason) for reason, groups in drops.items()]
+        await self._state.serial.on_disk(self._state.ledger.set_fates, changes)
+        for reason, groups in drops.items():
+            self._state.accounts[model_id].settle_groups(reason, groups)
+
+    async def _drop_damaged(self, queue: GroupQueue, batch_id: str, damaged: Sequence[DamagedRow]) -> None:
+        """Drop what the ledger cannot give back. The rest waits again: groups without these rows, if still worth it."""
+        if not self._state.is_current(queue) or queue.retired:
+            await self._return(queue, batch_id)
+            return
+        lost = {row.row_id for row in damaged}
+        drops: defaultdict[str, list[QueuedGroup]] = defaultdict(list)
+        rest: list[QueuedGroup] = []
+        for group in queue.taken(batch_id):
+            gone, left = group.parted(lost)
+            if gone.rows:
+                drops[DAMAGED].append(gone)
+            fate = queue.fate_of(left) if gone.rows and left.rows else None
+            (rest if fate is None else drops[fate]).append(left)
+        await self._settle(queue.model_id, drops)
+        replayed = [group for group in queue.replayed(batch_id) if lost.isdisjoint(group.row_ids)]
+        queue.give_back_repaired(batch_id, [group for group in rest if group.rows], replayed)
+        for row in damaged:
+            logger.error(
+                "policy %s trains without row %d of workflow %s, which is damaged in the ledger: %s",
+                queue.model_id,
+                row.row_id,
+                row.workflow_id,
+                row.cause,
+            )
+        self._state.changes.notify()
 
     async def _return(self, queue: GroupQueue, batch_id: str) -> None:
         """Nobody got this batch: its groups go back to the head of the queue."""
@@ -253,9 +252,7 @@ class Outlet:
         if not state.is_current(queue):
             return  # its rows wait in the new queue already
         if queue.retired:
-            gone = row_ids(queue.taken(batch_id))
-            await state.serial.on_disk(state.ledger.set_fates, [FateChange(gone, RETIRED)])
-            state.accounts[queue.model_id].settle(RETIRED, len(gone))
+            await self._settle(queue.model_id, {RETIRED: queue.taken(batch_id)})
             queue.dropped(batch_id)
         else:
             queue.give_back(batch_id)
@@ -280,12 +277,16 @@ class Outlet:
             )
         return Group(group.group_id, group.agent_id, rows, baselines, group.uses)
 
-    async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch:
+    async def _read_batch(self, queue: GroupQueue, batch_id: str) -> TakenBatch | None:
+        """``None``: some of it is damaged; what is not waits again."""
         state = self._state
         taken = (*queue.taken(batch_id), *queue.replayed(batch_id))
         try:
             rows = iter(await state.serial.on_disk(state.ledger.read, row_ids(taken)))
             vectors = await state.serial.on_disk(state.ledger.oldest_versions, row_ids(taken))
+        except DamagedRowsError as error:
+            await state.serial.exclusively(self._drop_damaged(queue, batch_id, error.rows))
+            return None
         except BaseException:  # also a cancelled call: a batch that nobody got goes back, the error goes on
             await state.serial.exclusively(self._return(queue, batch_id))
             raise
@@ -293,6 +294,6 @@ class Outlet:
             batch_id=batch_id,
             groups=tuple(self._group(queue, group, tuple(next(rows) for _ in group.rows)) for group in taken),
             queue_groups=len(queue),
-            dropped=dict(state.accounts[queue.model_id].dropped),
+            stale_shares=state.accounts[queue.model_id].stale_shares(),
             partner_staleness=partner_staleness(queue, vectors, state.queues),
         )

@@ -30,6 +30,7 @@ NON_FINITE = "non_finite"
 ROLLED_BACK = "rolled_back"
 RETIRED = "retired"
 POISON = "poison"  # its trainers died with it, one after the other
+DAMAGED = "damaged"  # what the ledger gives back is not what was written
 SHUTDOWN = "shutdown"
 
 DROP_REASONS = (
@@ -44,6 +45,7 @@ DROP_REASONS = (
     ROLLED_BACK,
     RETIRED,
     POISON,
+    DAMAGED,
     SHUTDOWN,
 )
 FATES = (TRAINED, RECORDED, *DROP_REASONS)

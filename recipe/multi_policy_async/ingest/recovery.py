@@ -61,7 +61,7 @@ def _agent(rows: Sequence[WaitingRow]) -> str:
 
 
 def _ref(row: WaitingRow) -> RowRef:
-    return RowRef(row.row_id, row.incarnation, row.oldest, row.newest, row.reward)
+    return RowRef(row.row_id, row.incarnation, row.oldest, row.newest, row.reward, row.turns)
 
 
 def unfinished(

@@ -13,12 +13,14 @@
 # limitations under the License.
 """Trajectory arrays as compact bytes: about 8 bytes per response token and 4 per prompt token.
 
-Layout, little endian: ``int32[4]`` header (prompt length P, response length R, version runs V, metadata bytes M),
-``int32[P]`` prompt ids, ``int32[R]`` response ids, ``float32[R]`` log-probs, ``int32[V]`` version numbers, ``int32[V]``
-run lengths, mask as bits ``[ceil(R / 8)]``, metadata as JSON ``[M]``. Images are stored beside it (ledger_images.py).
+Layout, little endian: ``uint32`` CRC-32 of what follows, ``int32[4]`` header (prompt length P, response length R,
+version runs V, metadata bytes M), ``int32[P]`` prompt ids, ``int32[R]`` response ids, ``float32[R]`` log-probs,
+``int32[V]`` version numbers, ``int32[V]`` run lengths, mask as bits ``[ceil(R / 8)]``, metadata as JSON ``[M]``. Images
+are stored beside it (ledger_images.py).
 """
 
 import json
+import zlib
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from ..trajectory import Trajectory
 
 _INT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
+_CHECK = np.dtype("<u4")
 _HEADER_BYTES = 4 * _INT.itemsize
 
 
@@ -37,7 +40,7 @@ def encode_arrays(trajectory: Trajectory) -> bytes:
     header = np.array(
         [len(trajectory.prompt_ids), len(trajectory.response_ids), len(numbers), len(metadata)], dtype=_INT
     )
-    return b"".join(
+    packed = b"".join(
         (
             header.tobytes(),
             np.asarray(trajectory.prompt_ids, dtype=_INT).tobytes(),
@@ -49,22 +52,27 @@ def encode_arrays(trajectory: Trajectory) -> bytes:
             metadata,
         )
     )
+    return np.array(zlib.crc32(packed), dtype=_CHECK).tobytes() + packed
+
+
+def without_metadata(body: bytes) -> bytes:
+    """What of ``encode_arrays`` tells one row from another: neither the metadata nor what depends on it."""
+    lengths = _CHECK.itemsize + _HEADER_BYTES - _INT.itemsize
+    metadata = int(np.frombuffer(body, dtype=_INT, count=1, offset=lengths)[0])
+    return body[_CHECK.itemsize : lengths] + body[lengths + _INT.itemsize : len(body) - metadata]
 
 
 def decode_arrays(body: bytes) -> dict[str, Any]:
     """Inverse of ``encode_arrays``: the keyword arguments of ``Trajectory`` that it packed.
 
     Raises:
-        ValueError: ``body`` is not of the length that its header tells.
+        ValueError: ``body`` is not what was written.
     """
-    if len(body) < _HEADER_BYTES:
-        raise ValueError(f"a row payload has {len(body)} bytes, fewer than its header")
-    prompt, response, runs, metadata = (int(n) for n in np.frombuffer(body, dtype=_INT, count=4))
-    mask_bytes = -(-response // 8)
-    expected = _HEADER_BYTES + 4 * (prompt + 2 * response + 2 * runs) + mask_bytes + metadata
-    if len(body) != expected:
-        raise ValueError(f"a row payload has {len(body)} bytes, its header tells {expected}")
-    at = _HEADER_BYTES
+    at = _CHECK.itemsize
+    if len(body) < at + _HEADER_BYTES or zlib.crc32(memoryview(body)[at:]) != np.frombuffer(body, _CHECK, count=1)[0]:
+        raise ValueError(f"the row's payload of {len(body)} bytes is not what was written")
+    prompt, response, runs, _ = (int(n) for n in np.frombuffer(body, dtype=_INT, count=4, offset=at))
+    at += _HEADER_BYTES
 
     def cut(dtype: np.dtype, count: int) -> np.ndarray:
         nonlocal at
@@ -76,7 +84,7 @@ def decode_arrays(body: bytes) -> dict[str, Any]:
     response_ids = cut(_INT, response)
     log_probs = cut(_FLOAT, response)
     versions = np.repeat(cut(_INT, runs), cut(_INT, runs))
-    mask = np.unpackbits(cut(np.dtype("u1"), mask_bytes), count=response)
+    mask = np.unpackbits(cut(np.dtype("u1"), -(-response // 8)), count=response)
     return {
         "prompt_ids": prompt_ids,
         "response_ids": response_ids,

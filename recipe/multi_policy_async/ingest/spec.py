@@ -47,7 +47,7 @@ class IngestSpec(_Spec):
     max_give_backs: int = Field(ge=0)
     """A group that more trainers than this died with is dropped as ``poison``."""
     prune_every_s: float = Field(gt=0)
-    """Delete rows that no checkpoint can need again this often, in seconds."""
+    """Delete rows that no checkpoint can need again this often, in seconds, if anything was written since."""
     stagger: StaggerSpec
     poll_s: float = Field(gt=0)
     """Longest wait of one long-poll call, in seconds."""

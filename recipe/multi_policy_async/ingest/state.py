@@ -65,10 +65,7 @@ class IngestState:
             key: OpenTask(members, recovered.terminal_samples.get(key, set()))
             for key, members in recovered.open_tasks.items()
         }
-        replayed = self.ledger.replay_counts()
-        self.accounts = {
-            model: Account.from_counts(counts, replayed.get(model, 0)) for model, counts in self.ledger.counts().items()
-        }
+        self.accounts = Account.from_ledger(self.ledger)
 
     @property
     def closed_tasks(self) -> int:

@@ -211,6 +211,7 @@ def _metrics(taken: TakenBatch, version: int, pads: int, fewer_updates: bool) ->
         "fully_async/staleness/max": int(max(staleness)),
         "fully_async/partial/total_partial_num": sum(span > 0 for span in spans),
         "fully_async/partial/max_partial_span": max(spans),
+        **{f"fully_async/stale_share/turns_{turns}": share for turns, share in taken.stale_shares.items()},
     }
 
 

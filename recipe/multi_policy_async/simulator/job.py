@@ -104,6 +104,7 @@ async def _simulate(scenario: Scenario, folder: Path) -> Run:
         GatewayBindingRegistry(engines),
         ingestor.ingest,
         lambda _, binding: engines[binding.model_id],
+        scenario.workflow.team_share,
     )
     transport = httpx.ASGITransport(create_app(gateway, _KEY))
     control = GatewayControlClient(_URL, _KEY, transport=transport)

@@ -314,6 +314,7 @@ WRONG = [
     ],
     [
         ("workflow.n=1", "workflow.n"),
+        ("workflow.team_share={plannr: 0.5}", "workflow.team_share.plannr"),
         ("agent_model_mapping.solver=planner_model", SOLVER),
         (f"{PLANNER}.train=maybe", f"{PLANNER}.train"),
         (f"{PLANNER}.data.max_prompt_length=0", f"{PLANNER}.data.max_prompt_length"),

@@ -113,6 +113,7 @@ class DataPath(RuleBasedStateMachine):
         self.replaced: list[str] = []  # ids of attempts that a later one replaced
         self.ended: dict[tuple[int, int], WorkflowRecord] = {}  # (task, sample) -> its record
         self.group_rows: dict[str, set[str]] = defaultdict(set)  # trainable rows of a group
+        self.damaged: set[str] = set()
         self.accepted: Counter[str] = Counter()  # rows by model
         self.policies = {model: Policy() for model in MODELS}
 
@@ -258,7 +259,7 @@ class DataPath(RuleBasedStateMachine):
         assert len({group.group_id for group in batch.groups}) == len(batch.groups), "a group is in a batch once"
         for group in batch.groups:
             rows = {row.trajectory_id for row in group.trajectories}
-            assert rows == self.group_rows[group.group_id], "a group is whole"
+            assert rows == self.group_rows[group.group_id] - self.damaged, "a group is whole"
             if len(rows) > 1:
                 assert model == PLANNER or len({row.reward for row in group.trajectories}) > 1, "else it is filtered"
             assert (group.baselines is not None) == (model == SOLVER and len(rows) == 1)
@@ -325,6 +326,23 @@ class DataPath(RuleBasedStateMachine):
         incarnation = self.do(self.ingestor.register_policy(model, spec_of(model), True, restored=restored))
         self.policies[model].start(incarnation, at)
 
+    @precondition(lambda self: self.group_rows)
+    @rule(data=st.data(), seldom=st.integers(0, 2))
+    def the_disk_damages_a_row(self, data, seldom):
+        rows = sorted(row for group in self.group_rows.values() for row in group)
+        if seldom or not rows:
+            return
+        row = data.draw(st.sampled_from(rows))
+        disk = sqlite3.connect(self.path)
+        with disk:
+            disk.execute(
+                "UPDATE payloads SET body = zeroblob(length(body)) WHERE row_id IN "
+                "(SELECT id FROM rows WHERE trajectory_id = ?)",
+                (row,),
+            )
+        disk.close()
+        self.damaged.add(row)
+
     @rule()
     def prune(self):
         self.do(self.ingestor.prune())
@@ -365,6 +383,8 @@ class DataPath(RuleBasedStateMachine):
             assert mine["replayed"] == replayed.get(model, 0) == uses.total() - len(uses)
             assert mine["accepted"] == self.accepted[model]
             assert mine["trained"] == counts.get((model, "trained"), 0) == len(uses)
+            for fate, rows in (("trained", len(uses)), ("stale", mine["dropped"].get("stale", 0))):
+                assert sum(each[fate] for each in mine["by_turns"].values()) == rows
             waiting = mine["open"] + mine["queued"] + mine["taken"]
             assert waiting == counts.get((model, None), 0)
             for reason in DROP_REASONS:

@@ -21,7 +21,7 @@ import pytest
 
 from ..agent_model_route_table import AgentModelRouteTable, UnknownAgent
 from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelState, ModelStatus
-from ..rewards import resolve_rewards
+from ..rewards import mean_reward, mix_team_score, resolve_rewards
 from ..trajectory import Trajectory, Version
 
 AGENTS = ("planner", "solver", "checker")
@@ -57,6 +57,31 @@ def test_a_number_goes_to_every_trajectory():
 def test_a_trajectory_id_wins_over_its_agent():
     rows = [row("planner"), row("solver"), row("solver", 1)]
     assert resolve({"planner": 1, "solver": 0.25, rows[2].trajectory_id: -1.0}, rows) == [1.0, 0.25, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share", "mixed"),
+    [
+        ({"planner": 0.0, "solver": 1.0}, 0.5, [0.25, 0.25, 0.75]),
+        ({"planner": 0.0, "solver": 1.0}, 1.0, [0.5, 0.5, 0.5]),
+        ({"planner": [0.0, 1.0], "solver": {0: 0.5}}, {"planner": 0.5}, [0.25, 0.75, 0.5]),
+        ({"e0-t0-s0-a0/planner/0": 0.0, "planner": 0.25, "solver": 1.0}, {"planner": 0.8}, [1 / 3, 23 / 60, 1.0]),
+        ([0.0, 1.0, 0.5], {"planner": 0.5}, [0.25, 0.75, 0.5]),  # rows say whose they are
+        (1.0, 0.5, [1.0, 1.0, 1.0]),  # one reward for all is the team's already
+    ],
+)
+def test_every_form_of_rewards_is_mixed_with_the_teams_score(rewards, share, mixed):
+    """The score is the mean over agents of the mean over turns, here 0.5; over names where a row is named: 5/12."""
+    rows = [row("planner"), row("planner", 1), row("solver")]
+    resolved = resolve_rewards("w", rewards, rows, agents=AGENTS, trained_models=("planner_model",))
+    found = mix_team_score(resolved, rewards, mean_reward(rewards), share)
+    assert [each.reward for each in found] == pytest.approx(mixed)
+
+
+def test_rows_without_a_reward_and_teams_without_a_score_have_nothing_to_mix():
+    rows = (row("planner"), replace(row("solver"), reward=1.0))
+    assert [each.reward for each in mix_team_score(rows, {"solver": 1.0}, 0.0, 0.5)] == [None, 0.5]
+    assert mix_team_score(rows, None, None, 0.5) == rows
 
 
 def test_an_agent_that_was_not_called_may_have_a_reward():

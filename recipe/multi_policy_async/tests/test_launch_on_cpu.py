@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What the workflow driver's actor is given of the job."""
+"""What the actors of gateway and workflow driver are given of the job."""
 
 import json
 
@@ -64,3 +64,11 @@ def test_the_driver_can_evaluate_where_the_job_names_files_for_it(driver, tmp_pa
     assert driver()._evaluator is None
     able = driver(f"data.val_files={tmp_path}/val.jsonl", "data.val_max_samples=3", "data.shuffle=false")
     assert questions(able._evaluator._tasks) == ["val 0", "val 1", "val 2"]
+
+
+def test_the_gateway_mixes_rewards_as_the_workflow_section_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "enter_component", lambda name, run_dir: None)
+    monkeypatch.setattr(launch, "calm_collector", lambda: None)
+    job = tiny_job(tmp_path, "workflow.team_share={planner: 0.25}")
+    gateway = launch.GatewayActor(job, None, 0, "key")
+    assert gateway.service.closer._team_share == {"planner": 0.25}

@@ -15,11 +15,11 @@
 
 import sqlite3
 
-import numpy as np
 import pytest
 
 from recipe.multi_policy_async.ingest import ledger_prune, reasons
 from recipe.multi_policy_async.ingest.ledger import FateChange, Ledger, NewRow, TerminalCommit
+from recipe.multi_policy_async.ingest.ledger_rows import DamagedRowsError
 from recipe.multi_policy_async.ingest.row_codec import encode_arrays
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
@@ -108,11 +108,12 @@ def test_many_rows_are_settled_and_read_in_the_order_asked_for(ledger):
     assert ledger.counts() == {PLANNER: {"trained": 1203}}
 
 
-def test_a_row_without_its_payload_is_a_clear_error(ledger):
+def test_rows_that_cannot_be_read_are_told_with_their_workflows(ledger):
     _commit(ledger, "e0-t0-s0-a0", 1)
     ledger._db.execute("DELETE FROM payloads WHERE row_id = 2")
-    with pytest.raises(ValueError, match=r"no payload for rows \[2\]"):
+    with pytest.raises(DamagedRowsError, match="1 rows cannot be read, of workflows e0-t0-s0-a0: .* is gone") as damage:
         ledger.read([1, 2])
+    assert [row.row_id for row in damage.value.rows] == [2]
 
 
 def test_a_ledger_of_another_schema_is_refused(tmp_path):
@@ -395,25 +396,3 @@ def test_after_pruning_behind_a_checkpoint_the_policy_cannot_start_from_nothing(
         return await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
 
     assert with_ingestor(tmp_path, scenario) == 1
-
-
-def test_the_file_stops_growing_once_rows_are_trained_and_pruned(tmp_path):
-    long = {"response_ids": np.arange(2000, dtype=np.int32)} | {
-        name: np.ones(2000, dtype=dtype)
-        for name, dtype in (("response_mask", np.uint8), ("log_probs", np.float32), ("versions", np.int32))
-    }
-
-    async def scenario(ingestor):
-        await ingestor.register_policy(PLANNER, queue_spec(), True)
-        sizes = []
-        for step in range(1, 31):
-            for task in range(4):
-                await finish_task(ingestor, 4 * step + task, **long)
-            batch = await ingestor.take(PLANNER, 4, Version(0, step - 1), 5)
-            await ingestor.mark_consumed(PLANNER, batch.batch_id, step, 0)
-            await ingestor._outlet._pruning  # started by itself
-            sizes.append((tmp_path / "ledger.sqlite").stat().st_size)
-        return sizes
-
-    sizes = with_ingestor(tmp_path, scenario, prune_every_s=1e-9)
-    assert max(sizes) <= 2 * max(sizes[:5]), sizes

@@ -26,13 +26,13 @@ from .fakes.gateway_world import gateway_world
 W = "e0-t0-s0-a0"
 
 
-def play(folder, texts, act, **spec):
+def play(folder, texts, act, purpose="train", **spec):
     """Two turns of the planner and one of the solver; then ``act(world, endpoints, post)``."""
 
     async def run():
         engines = {name: FakeEngine(texts.says("fine")) for name in ("planner_model", "solver_model")}
         async with gateway_world(folder, engines, **spec) as world, httpx.AsyncClient(verify=False) as http:
-            endpoints = await world.open(W)
+            endpoints = await world.open(W, purpose=purpose)
             planner, solver = (world.client(endpoints[agent]) for agent in ("planner", "solver"))
             history = [{"role": "user", "content": "one"}]
             first = await planner.chat.completions.create(model="m", messages=history)
@@ -63,6 +63,88 @@ def test_a_black_box_agent_posts_its_own_reward(folder, texts):
     rewards, world = play(folder, texts, act)
     assert rewards == {("planner", 0): 0.1, ("planner", 1): 0.9, ("solver", 0): 0.5}
     assert world.sink.records[0].score == 0.5
+
+
+async def _posted_by_each(world, endpoints, post):
+    await post("planner", '{"reward": [0.0, 0.5]}')
+    await post("solver", '{"reward": 0.75}')
+    return await world.control.finalize(W)
+
+
+async def _posted_for_all(world, endpoints, post):
+    await post("solver", '{"rewards": {"planner": [0.0, 0.5], "solver": 0.75}}')
+    return await world.control.finalize(W)
+
+
+async def _reported_by_the_control_api(world, endpoints, post):
+    await world.control.report_rewards(W, {"planner": [0.0, 0.5], "solver": 0.75})
+    return await world.control.finalize(W)
+
+
+async def _brought_by_finalize(world, endpoints, post):
+    return await world.control.finalize(W, rewards={"planner": [0.0, 0.5], "solver": 0.75})
+
+
+async def _brought_in_a_list(world, endpoints, post):
+    return await world.control.finalize(W, rewards=[0.0, 0.5, 0.75], score=0.5)
+
+
+ORIGINS = [_posted_by_each, _posted_for_all, _reported_by_the_control_api, _brought_by_finalize, _brought_in_a_list]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize(
+    ("share", "mixed"), [(0.5, [0.25, 0.5, 0.625]), ({"planner": 0.5}, [0.25, 0.5, 0.75]), (0.0, [0.0, 0.5, 0.75])]
+)
+def test_rewards_are_mixed_with_the_teams_score_wherever_they_come_from(folder, texts, origin, share, mixed):
+    """The score is 0.5: the mean over agents of the mean over turns. It is the team's before anything is mixed."""
+
+    async def act(world, endpoints, post):
+        answer = await origin(world, endpoints, post)
+        assert answer["score"] == 0.5
+        assert [row["reward"] for row in answer["trajectories"]] == mixed
+
+    rewards, world = play(folder, texts, act, team_share=share)
+    assert list(rewards.values()) == mixed and world.sink.records[0].score == 0.5
+
+
+@pytest.mark.parametrize("origin", [_posted_by_each, _brought_by_finalize])
+def test_a_reward_is_mixed_once_however_often_finalize_is_tried(folder, texts, origin):
+    """The ingestor is away at first, then a finalize comes whose rewards fit nothing, and one whose answer was lost."""
+
+    async def act(world, endpoints, post):
+        world.sink.failures = 2
+        for _ in range(2):
+            with pytest.raises(ControlError) as away:
+                await origin(world, endpoints, post)
+            assert away.value.status == 503
+        with pytest.raises(ControlError) as refused:
+            await world.control.finalize(W, rewards=[1.0])
+        assert refused.value.status == 400
+        first = await origin(world, endpoints, post)
+        assert await origin(world, endpoints, post) == first
+
+    rewards, world = play(folder, texts, act, team_share=0.5)
+    assert list(rewards.values()) == [0.25, 0.5, 0.625] and len(world.sink.records) == 1
+
+
+def test_rewards_of_a_failed_workflow_are_mixed_too(folder, texts):
+    """``on_failed: keep`` trains them; the workflow has no score for the metrics all the same."""
+
+    async def act(world, endpoints, post):
+        await post("solver", '{"rewards": {"planner": [0.0, 0.5], "solver": 0.75}}')
+        assert (await world.control.finalize(W, status="failed"))["score"] is None
+
+    assert list(play(folder, texts, act, team_share=0.5)[0].values()) == [0.25, 0.5, 0.625]
+
+
+def test_an_evaluation_shows_the_rewards_that_agents_would_be_trained_with(folder, texts):
+    async def act(world, endpoints, post):
+        answer = await _posted_for_all(world, endpoints, post)
+        assert answer["score"] == 0.5
+        assert [row["reward"] for row in answer["trajectories"]] == [0.25, 0.5, 0.625]
+
+    assert play(folder, texts, act, purpose="eval", team_share=0.5)[0] == {}, "it leaves no record"
 
 
 def test_whoever_judges_the_team_may_post_for_all_agents(folder, texts):

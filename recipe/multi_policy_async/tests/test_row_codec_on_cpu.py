@@ -13,13 +13,15 @@
 # limitations under the License.
 """Row payloads: what the engine sampled comes back bit by bit (invariant 1)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from recipe.multi_policy_async.ingest.row_codec import decode_arrays, encode_arrays
+from recipe.multi_policy_async.ingest.row_codec import decode_arrays, encode_arrays, without_metadata
 from recipe.multi_policy_async.tests.fakes.workflow_records import trajectory
 
 INT = {"min_value": -(2**31), "max_value": 2**31 - 1}
@@ -59,6 +61,25 @@ def test_a_payload_that_was_cut_is_refused(row, data):
     body = encode_arrays(row)
     with pytest.raises(ValueError, match="payload"):
         decode_arrays(body[: data.draw(st.integers(0, len(body) - 1))])
+
+
+@given(trajectories(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_payload_in_which_a_single_bit_is_another_one_is_refused(row, data):
+    body = bytearray(encode_arrays(row))
+    bit = data.draw(st.integers(0, 8 * len(body) - 1))
+    body[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ValueError, match="is not what was written"):
+        decode_arrays(bytes(body))
+
+
+@given(trajectories(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_what_tells_rows_apart_does_not_depend_on_their_metadata(row, data):
+    other = replace(row, metadata={"seconds": data.draw(st.floats(0, 9))})
+    changed = replace(row, response_ids=row.response_ids ^ 1)
+    kept, same, different = (without_metadata(encode_arrays(each)) for each in (row, other, changed))
+    assert kept == same != different
 
 
 def test_metadata_with_numpy_values_and_strange_objects_costs_no_row():

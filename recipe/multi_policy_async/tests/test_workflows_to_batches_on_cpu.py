@@ -17,6 +17,9 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import httpx
+import pytest
+
 from ..gateway.client import GatewayControlClient
 from ..gateway.spec import GatewaySpec
 from ..gateway_binding_registry import ModelState, ModelStatus
@@ -25,7 +28,7 @@ from ..multi_model_gateway_router import MultiModelGatewayRouter
 from ..trajectory import Version
 from ..trajectory_ingestor import TrajectoryIngestor
 from ..workflow_driver import WorkflowDriver
-from ..workflows.base import Task
+from ..workflows.base import Outcome, Task
 from .fakes.driven_job import eventually, validation_spec, workflow_spec
 from .fakes.fake_engine import FakeEngine, log_prob_of
 from .fakes.gateway_world import DEFAULTS, binding
@@ -60,7 +63,14 @@ class PlanThenSolve:
 @asynccontextmanager
 async def job(tmp_path, folder, engines, workflow, **changes):
     ingestor = TrajectoryIngestor(tmp_path / "ledger.sqlite", ingest_spec())
-    router = MultiModelGatewayRouter(GatewaySpec.model_validate(DEFAULTS), MAPPING, tuple(engines), ingestor.ingest)
+    spec = workflow_spec(n=MEMBERS, **changes)
+    router = MultiModelGatewayRouter(
+        GatewaySpec.model_validate(DEFAULTS),
+        MAPPING,
+        tuple(engines),
+        ingestor.ingest,
+        team_share=spec.team_share,
+    )
     url = await router.start()
     control = GatewayControlClient(url, router.control_key)
     try:
@@ -71,7 +81,7 @@ async def job(tmp_path, folder, engines, workflow, **changes):
         yield (
             ingestor,
             WorkflowDriver(
-                workflow_spec(n=MEMBERS, **changes),
+                spec,
                 workflow,
                 Sums(),
                 control,
@@ -149,6 +159,39 @@ def test_a_workflow_that_cannot_use_a_policy_is_tried_again_and_leaves_one_recor
     assert workflows == {"open_tasks": 0, "in_flight": 0, "endings": {"ok": 4 * MEMBERS}}
     assert driver["retried"] > 0, "the fault happened"
     assert stats[PLANNER]["accepted"] == 4 * MEMBERS and stats[SOLVER]["accepted"] == 6 * MEMBERS
+
+
+class PostsItsRewards(PlanThenSolve):
+    """What a black-box agent does, by its base URL alone."""
+
+    async def run(self, task, agents):
+        rewards = await super().run(task, agents)
+        async with httpx.AsyncClient(verify=False) as http:
+            url = f"{agents['solver'].base_url}/rewards"
+            (await http.post(url, json={"rewards": rewards})).raise_for_status()
+        return Outcome(None)
+
+
+@pytest.mark.parametrize("workflow", [PlanThenSolve, PostsItsRewards])
+def test_returned_and_posted_rewards_are_trained_with_the_same_share_of_the_teams_score(
+    tmp_path, folder, texts, workflow
+):
+    """Own rewards 0.5 and 1, the score is 0.75."""
+
+    async def run():
+        async with job(tmp_path, folder, _engines(texts), workflow(), team_share={"planner": 0.5}, dump_every=1) as (
+            ingestor,
+            driver,
+            _,
+        ):
+            await driver.run()
+            batches = [await ingestor.take(model_id, 4, Version(0, 1), 1) for model_id in (PLANNER, SOLVER)]
+            trained = [{row.reward for group in batch.groups for row in group.trajectories} for batch in batches]
+            return trained, (await driver.stats())["score_mean"], await driver.evaluate()
+
+    trained, score, evaluation = asyncio.run(run())
+    assert trained == [{0.625}, {1.0}] and score == 0.75
+    assert evaluation.score == 0.75 and evaluation.rewards == {"planner": 0.625, "solver": 1.0}
 
 
 class AsksAStranger:

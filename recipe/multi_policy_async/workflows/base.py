@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..rewards import Place, Rewards, agent_of, describe, is_finite, map_rewards, mean_reward
+from ..rewards import Place, Rewards, describe, is_finite, map_rewards, mean_reward
 
 
 class Task(Mapping[str, Any]):
@@ -89,8 +89,9 @@ Scorer = Callable[[Task, str], Awaitable[float]]
 class Outcome:
     """A workflow's result, when rewards alone do not say it all.
 
-    ``rewards``: in any form of ``rewards.py``; ``None``: the agents post them over HTTP. ``score``: the team's result
-    for the metrics, by default the mean of the rewards over agents. ``info``: goes to the episode dump.
+    ``rewards``: in any form of ``rewards.py``; ``None``: the agents post them over HTTP. ``score``: the team's result,
+    by default the mean of the rewards over agents; ``workflow.team_share`` mixes it into the agents' rewards. ``info``:
+    goes to the episode dump.
     """
 
     rewards: Rewards | None
@@ -116,29 +117,6 @@ class Workflow(Protocol):
             ``Outcome``.
         """
         ...
-
-
-def mix_team_score(outcome: Outcome, team_share: float | Mapping[str, float]) -> Outcome:
-    """Give each agent ``share * score + (1 - share) * its own reward``, each turn alike; one reward for all stays.
-
-    Args:
-        outcome: as ``as_outcome`` made it. Rewards that agents post are not known here and are not mixed.
-        team_share: one share for all agents, or shares by agent id (others: 0).
-
-    Raises:
-        ValueError: shares differ by agent, and rewards in a list do not say whose they are.
-    """
-    score = outcome.score
-    if outcome.rewards is None or isinstance(outcome.rewards, float) or score is None:
-        return outcome
-    if isinstance(team_share, Mapping) and isinstance(outcome.rewards, list):
-        raise ValueError("workflow.team_share differs by agent, so rewards must name agents or trajectories")
-
-    def mix(place: Place, reward: float) -> float:
-        share = team_share.get(agent_of(str(place[0])), 0.0) if isinstance(team_share, Mapping) else team_share
-        return share * score + (1 - share) * reward
-
-    return Outcome(map_rewards(outcome.rewards, mix), score, outcome.info)
 
 
 def as_outcome(result: Any) -> Outcome:

@@ -34,7 +34,7 @@ from ..ingest.ledger import TERMINAL
 from ..rewards import Rewards
 from ..trajectory import WorkflowId, WorkflowRecord
 from .agents import Agents
-from .base import Outcome, Task, Workflow, as_outcome, mix_team_score
+from .base import Outcome, Task, Workflow, as_outcome
 from .failures import InfrastructureError, describe, is_infrastructure, is_refusal, status_code
 from .spec import WorkflowSpec
 from .threads import WorkflowThreads
@@ -269,7 +269,7 @@ class EpisodeRunner:
             logger.info("workflow %s failed", workflow_id, exc_info=failure)
             return None, describe(failure)
         try:
-            return mix_team_score(as_outcome(playing.result()), self._spec.team_share), None
+            return as_outcome(playing.result()), None
         except Exception as error:
             # Reading the user's objects runs their code, which may raise anything; it is the workflow's own fault.
             logger.warning("workflow %s: its result cannot be used", workflow_id, exc_info=True)

@@ -48,8 +48,8 @@ class WorkflowSpec(BaseModel):
     max_outage_s: float = Field(gt=0)
     """So long no workflow could end well because the gateway or a policy was not there: the driver gives up."""
     team_share: float | dict[str, float]
-    """Share of the team's score in an agent's reward where a workflow gives rewards by agent: one number for all
-    agents, or numbers by agent id."""
+    """Share of the team's score in an agent's reward, unless one reward for all was given: one number for all agents,
+    or numbers by agent id, where others have none. The gateway mixes it in, whoever gave the rewards."""
     dump_every: int = Field(ge=0)
     """Write every so many-th episode to the run directory; 0: none."""
 

@@ -30,6 +30,7 @@ from ...gateway.spec import GatewaySpec
 from ...gateway.tokenizer import PolicyTokenizer
 from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus
 from ...multi_model_gateway_router import MultiModelGatewayRouter
+from ...rewards import TeamShare
 from ...trajectory import Trajectory, Version, WorkflowRecord
 from .fake_engine import FakeEngine, Script
 
@@ -122,17 +123,20 @@ async def gateway_world(
     mapping: dict[str, str] | None = None,
     bindings: dict[str, dict[str, Any]] | None = None,
     open_models: bool = True,
+    team_share: TeamShare = 0.0,
     **spec: Any,
 ) -> AsyncIterator[World]:
     """Start engines and gateway, bind and open every model, and take all down again.
 
     Args:
         bindings: model id -> changes of its binding.
+        team_share: share of the team's score in the agents' rewards.
         spec: changes of the gateway's defaults.
     """
     mapping = MAPPING if mapping is None else mapping
     sink = CollectingSink()
-    router = MultiModelGatewayRouter(GatewaySpec.model_validate({**DEFAULTS, **spec}), mapping, tuple(engines), sink)
+    checked = GatewaySpec.model_validate({**DEFAULTS, **spec})
+    router = MultiModelGatewayRouter(checked, mapping, tuple(engines), sink, team_share=team_share)
     base_url = await router.start()
     control = GatewayControlClient(base_url, router.control_key)
     world = World(router, control, engines, sink, base_url)

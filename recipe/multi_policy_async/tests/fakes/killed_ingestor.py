@@ -42,6 +42,9 @@ from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 
 async def run(path: Path, operation: str, statement: int, acknowledged: Callable[[str], None]) -> None:
     ingestor = TrajectoryIngestor(path, ingest_spec())
+    if operation == "restore":
+        await restore(ingestor, statement, acknowledged)
+        return
     for model_id in (PLANNER, SOLVER):
         await ingestor.register_policy(model_id, queue_spec(max_queue_groups=2), True)
     for task in range(2):
@@ -67,6 +70,39 @@ async def run(path: Path, operation: str, statement: int, acknowledged: Callable
         acknowledged("drop")
         await ingestor.prune()
     acknowledged(operation)
+
+
+async def train(ingestor: TrajectoryIngestor, model_id: str, groups: int, version: Version) -> None:
+    batch = await ingestor.take(model_id, groups, version, 1)
+    await ingestor.mark_consumed(model_id, batch.batch_id, version.number + 1, version.incarnation)
+
+
+async def restore(ingestor: TrajectoryIngestor, statement: int, acknowledged: Callable[[str], None]) -> None:
+    """The planner made three steps, was saved after the first, is restored there, trains and is saved once more.
+
+    Task 0 is trained by the first step, of both policies; task 1 by the second, which is lost, and so is the third,
+    with task 2 sampled by its predecessor. Task 3 was sampled by the saved weights and waits; task 4 is in play.
+    """
+    for model_id in (PLANNER, SOLVER):
+        await ingestor.register_policy(model_id, queue_spec(), True)
+    await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+    for model_id in (PLANNER, SOLVER):
+        await train(ingestor, model_id, 1, Version(0, 0))
+        await ingestor.add_checkpoint(model_id, 0, 1, "digest", "path")
+    for task, sampled_by in ((1, 1), (2, 2)):
+        await finish_task(ingestor, task, version=sampled_by)
+        await train(ingestor, PLANNER, 1, Version(0, task))
+    await finish_task(ingestor, 3, version=1)
+    for sample in range(2):
+        await ingestor.issue(f"e0-t4-s{sample}-a0", 2)
+    await ingestor.ingest(record("e0-t4-s0-a0", trajectory("e0-t4-s0-a0", version=1)))
+    kill_at(ingestor, statement)
+    incarnation = await ingestor.register_policy(PLANNER, queue_spec(), True, restored=(0, 1))
+    acknowledged("restored")
+    await train(ingestor, PLANNER, 1, Version(incarnation, 1))
+    acknowledged("trained")
+    await ingestor.add_checkpoint(PLANNER, incarnation, 2, "digest", "path")
+    acknowledged("saved")
 
 
 def kill_at(ingestor: TrajectoryIngestor, statement: int) -> None:

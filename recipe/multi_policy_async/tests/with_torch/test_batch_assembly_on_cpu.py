@@ -159,6 +159,13 @@ def test_the_reward_that_is_shown_is_of_new_groups_and_replayed_ones_are_counted
     assert meta["fully_async/batch/reward_mean"] == pytest.approx(np.mean([row.reward for row in new.trajectories]))
 
 
+def test_the_share_that_was_lost_as_stale_is_told_by_turns():
+    batch = replace(taken([2]), stale_shares={"1": 0.0, "3-4": 0.25})
+    meta = assemble(batch, dp_size=1, wanted_updates=1, pad_token_id=0, version=4).data.meta_info
+    told = {key.rsplit("/", 1)[1]: value for key, value in meta.items() if "stale_share" in key}
+    assert told == {"turns_1": 0.0, "turns_3-4": 0.25}
+
+
 def test_short_batches_get_fewer_updates():
     assert updates_for(real_rows=3, dp_size=2, wanted=4) == 1
     assert updates_for(real_rows=9, dp_size=2, wanted=4) == 4
