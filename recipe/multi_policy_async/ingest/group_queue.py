@@ -208,15 +208,17 @@ class GroupQueue:
                 plan.retry_in_s = self.spec.coalesce_s - waited
         return plan
 
-    def moves(self, version: Version) -> bool:
-        """Whether taking at ``version`` tells that a new version is served."""
-        return self.version is None or version > self.version
+    def moves_to(self, version: Version, now: float) -> bool:
+        """Learn which weights the next step starts from; whether that is a new version, which is served then."""
+        if self.version is not None and version <= self.version:
+            return False
+        self.version, self._consumed_in_version = version, 0
+        self.replay.moves_to(version.number)
+        self.stale_watch.moved(version.number, now)
+        return True
 
-    def apply_take(self, plan: TakePlan, target: int, version: Version) -> str:
+    def apply_take(self, plan: TakePlan, target: int) -> str:
         """Move the ready groups to taken; returns the batch id."""
-        if self.moves(version):
-            self.version, self._consumed_in_version = version, 0
-            self.replay.moves_to(version.number)
         self.discard([group for groups in plan.drops.values() for group in groups])
         if not plan.ready:
             if plan.missing:

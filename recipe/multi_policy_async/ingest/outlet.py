@@ -20,7 +20,7 @@ import sqlite3
 from ..trajectory import Trajectory, Version
 from .baselines import Baseline
 from .batch_source import End, Group, ProducerDied, TakenBatch
-from .group_queue import GroupQueue, TakePlan
+from .group_queue import GroupQueue
 from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
@@ -75,8 +75,7 @@ class Outlet:
         state = self._state
         started = now = state.clock()
         queue = state.queue(model_id)
-        if queue.moves(version):  # workflows that begin while it holds are served by this version
-            queue.apply_take(TakePlan(), groups, version)
+        if queue.moves_to(version, state.clock()):  # workflows that begin while it holds are served by this version
             state.changes.notify()
 
         def waits() -> bool:
@@ -224,11 +223,11 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
-        state.schedule.trains_at(queue.model_id, version, state.queues, state.closed_tasks)
+        moved = queue.moves_to(version, state.clock())
+        passed_on = state.schedule.trains_at(queue.model_id, version, state.queues, state.closed_tasks)
+        if moved or passed_on:
+            state.changes.notify()
         if not state.may_take(queue):
-            if queue.moves(version):
-                queue.apply_take(TakePlan(), groups, version)
-                state.changes.notify()
             return "", None
         plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
         if plan.drops:
@@ -236,13 +235,11 @@ class Outlet:
             await state.serial.on_disk(state.ledger.set_fates, changes)
             for change in changes:
                 state.accounts[queue.model_id].settle(change.fate, len(change.row_ids))
-        if queue.moves(version):
-            queue.stale_watch.moved(version.number, state.clock())
         stale = len(plan.drops.get(STALE, ()))
         if warning := queue.stale_watch.took(stale, len(plan.ready), state.workflow_s):
             logger.warning("%s", warning)
-        changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
-        batch_id = queue.apply_take(plan, groups, version)
+        changed = bool(plan.drops or plan.ready) or queue.missing is None
+        batch_id = queue.apply_take(plan, groups)
         if changed:
             state.changes.notify()
         return batch_id, plan.retry_in_s

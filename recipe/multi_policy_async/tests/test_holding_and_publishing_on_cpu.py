@@ -139,6 +139,7 @@ def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_tim
             for workflow_id, lag in lags.items():
                 await ingestor.ingest(record(workflow_id, trajectory(workflow_id, version=number - lag)))
             clock[0] += 5.0
+            await ingestor.hold(PLANNER, 1, Version(0, number), 0, 0)  # as every trainer does before a batch
             batch = await ingestor.take(PLANNER, 1, Version(0, number), 0)
             await ingestor.mark_consumed(PLANNER, batch.batch_id, number + 1, 0)
         await ingestor.close()

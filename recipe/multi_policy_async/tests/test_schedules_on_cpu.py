@@ -159,6 +159,25 @@ def test_a_turn_passes_on_while_its_holder_is_down(tmp_path):
     assert with_ingestor(tmp_path, scenario, schedule="alternate", admission="all") == ([False, True], None)
 
 
+def test_a_trainer_whose_turn_comes_need_not_wait_for_another_event(tmp_path):
+    """Nothing else happens here: it would wait for the end of its poll, once per turn."""
+
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        batch = await ingestor.take(PLANNER, 1, Version(0, 0), 0)
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
+        waiting = asyncio.create_task(ingestor.take(SOLVER, 1, Version(0, 0), 60))
+        await ingestor.hold(PLANNER, 1, Version(0, 1), 0, 0)  # as every trainer does before a batch
+        for _ in range(20):  # the solver looks, and it is not its turn
+            await asyncio.sleep(0.001)
+        assert await ingestor.take(PLANNER, 1, Version(0, 1), 0) is None
+        return await waiting
+
+    assert isinstance(with_ingestor(tmp_path, scenario, schedule="alternate"), TakenBatch)
+
+
 def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
     policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
     game = play(tmp_path, policies, schedule="sync")
