@@ -224,6 +224,26 @@ def test_a_policy_that_warms_up_has_no_turn_yet(tmp_path):
     assert before.count(("train", "b")) > 1 and "surplus" not in game.stats["b"]["dropped"]
 
 
+def test_a_policy_that_has_warmed_up_does_not_begin_again_after_a_restart_that_pruned_its_tasks(tmp_path):
+    async def before(ingestor):
+        await ingestor.register_policy(PLANNER, spec, True)
+        for task in range(3):
+            await finish_task(ingestor, task)
+        batch = await ingestor.take(PLANNER, 3, Version(0, 0), 0)
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "path")
+        assert await ingestor.prune() == 6
+
+    async def after(ingestor):
+        await ingestor.register_policy(PLANNER, spec, True, restored=(0, 1))
+        await finish_task(ingestor, 3, version=1)
+        return await ingestor.take(PLANNER, 1, Version(1, 1), 0)
+
+    spec = queue_spec(start_after_tasks=3)
+    with_ingestor(tmp_path, before)
+    assert isinstance(with_ingestor(tmp_path, after), TakenBatch)
+
+
 @pytest.mark.parametrize("schedule", ["all", "alternate", "sync"])
 def test_a_job_of_one_policy_that_warms_up_is_not_stuck(tmp_path, schedule):
     play(tmp_path, {"a": Policy(queue={"start_after_tasks": 5, "max_lead_groups": 2})}, schedule=schedule)
