@@ -91,7 +91,7 @@ class GroupQueue:
 
     @property
     def capacity(self) -> int | None:
-        """Groups that may wait; ``None`` for a frozen policy, which has no queue."""
+        """Groups that may wait (``surplus_with``); ``None`` for a frozen policy, which has no queue."""
         return self.spec.max_queue_groups or self.spec.max_lead_groups
 
     @property
@@ -145,9 +145,13 @@ class GroupQueue:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def surplus_with(self, new: Sequence[QueuedGroup]) -> list[QueuedGroup]:
-        """Oldest groups that do not fit any more once ``new`` are added."""
+        """Oldest groups that do not fit any more once ``new``, those of one task, are added.
+
+        Where the lead is the bound, a task is whole: it was started below the lead, whatever it brings beyond.
+        """
         candidates = [*self._waiting, *new]
-        return candidates[: max(0, len(candidates) - (self.capacity or 0))]
+        most = self.spec.max_queue_groups or (self.capacity or 0) - 1 + len(new)
+        return candidates[: max(0, len(candidates) - most)]
 
     def add(self, new: Sequence[QueuedGroup]) -> None:
         self._waiting.extend(new)

@@ -23,7 +23,9 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     finish_task,
     has_room,
     queue_spec,
+    record,
     stats_of,
+    trajectory,
     with_ingestor,
 )
 from recipe.multi_policy_async.trajectory import Version
@@ -62,6 +64,24 @@ def test_a_full_policy_stops_admission_alone_only_under_the_rule_all(tmp_path, r
         return has_room(ingestor)
 
     assert with_ingestor(tmp_path, scenario, admission=rule) is room
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_task_that_was_started_below_the_lead_makes_no_surplus_unless_the_queue_is_given_a_size(tmp_path, most):
+    """Two agents of one policy: two groups wait, which is below a lead of three, and the next task brings two more."""
+
+    async def scenario(ingestor):
+        spec = queue_spec(max_lead_groups=3, max_queue_groups=most)
+        await ingestor.register_policy(PLANNER, spec, True, groups_per_task=2.0)
+        for task in range(2):
+            assert await ingestor.admit(0, task, 2, 0)
+            for sample in range(2):
+                name = f"e0-t{task}-s{sample}-a0"
+                await ingestor.issue(name, 2)
+                await ingestor.ingest(record(name, *(trajectory(name, agent_id=agent) for agent in ("a", "b"))))
+        return has_room(ingestor), (await stats_of(ingestor))["dropped"]
+
+    assert with_ingestor(tmp_path, scenario, admission="all") == (False, {} if most is None else {"surplus": 2})
 
 
 @pytest.mark.parametrize("how", ["frozen", "retired", "paused"])
