@@ -133,6 +133,14 @@ def test_failed_workflows_and_groups_that_stay_small_are_counted_not_lost():
     assert run.fates["solver", "group_too_small"] > 0
 
 
+def test_replay_is_no_fault_and_workflows_that_call_nobody_have_not_failed():
+    """One policy that is called by a task in twenty; its small batches are filled up with trained groups."""
+    seldom = ["policies.solver=null", "policies.planner.calls_per_workflow=0.05", "simulation.other_s=1"]
+    replay = ["min_batch_groups=1", "coalesce_s=2", "replay.max_uses=3", "replay.max_age=8"]
+    run = _run("planner_solver", *SMALL, *seldom, *(f"policies.planner.queue.{each}" for each in replay))
+    assert run.faults == () and run.policies["planner"].trained_rate > 0
+
+
 def test_parts_that_wait_for_each_other_are_told_with_their_states():
     """A version of 8 groups with a lead of 2, which a job refuses (training_checks): the simulator shows why."""
     stuck = ["policy_defaults.training.batch_groups=8", "queue.max_lead_groups=2"]
