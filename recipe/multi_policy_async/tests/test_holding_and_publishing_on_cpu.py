@@ -248,8 +248,9 @@ def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
     assert with_ingestor(tmp_path, scenario)
 
 
-def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path):
-    """Partners that are frozen, or did not take part, are not named."""
+@pytest.mark.parametrize(("at", "ages"), [(Version(0, 5), [3, 3]), (Version(1, 1), [0, 0])], ids=["on", "restored"])
+def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path, at, ages):
+    """Partners that are frozen, or did not take part, are not named; one that was restored is not ahead."""
 
     def played(workflow_id, **oldest):
         span = {f"{agent}_model": VersionSpan(Version(0, v), Version(0, v + 1)) for agent, v in oldest.items()}
@@ -265,7 +266,7 @@ def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflo
                 await ingestor.issue(workflow_id, 2)
             for workflow_id in ids:
                 await ingestor.ingest(played(workflow_id, **oldest))
-        await ingestor.may_publish(SOLVER, Version(0, 5), 0)
+        await ingestor.may_publish(SOLVER, at, 0)
         return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
 
-    assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}
+    assert with_ingestor(tmp_path, scenario) == {SOLVER: ages}
