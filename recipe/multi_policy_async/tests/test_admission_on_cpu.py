@@ -14,9 +14,11 @@
 """Admission: what waits for room in training, and for whom (invariant 10 of design.md)."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from recipe.multi_policy_async.multi_model_gateway_router import IngestorSink
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
@@ -139,6 +141,23 @@ def test_a_policy_that_need_not_train_never_starves(tmp_path, how):
         return await ingestor.starving()
 
     assert with_ingestor(tmp_path, scenario) is None
+
+
+def test_a_policy_is_hungry_while_its_trainer_waits_for_more_than_is_queued(tmp_path):
+    """What lets its calls at once grow (gateway/concurrency.py): else one group in the queue would stop that."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        sink = IngestorSink(SimpleNamespace(stats=SimpleNamespace(remote=ingestor.stats)))
+        found = []
+        for task in range(3):
+            found.append((await sink.hungry())[PLANNER])
+            await finish_task(ingestor, task)
+            found.append((await sink.hungry())[PLANNER])
+            await ingestor.take(PLANNER, 2, V0, 0)
+        return found
+
+    assert with_ingestor(tmp_path, scenario) == [True, False, True, True, True, False]
 
 
 def test_admission_learns_how_rarely_a_policy_is_called(tmp_path):
