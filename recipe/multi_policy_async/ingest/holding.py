@@ -22,7 +22,8 @@ done. Holding is bounded: it ends when such groups fill the batch or fit into la
 the deadlines of its running workflows have passed.
 
 Nothing is lost then while the lead fits the bound: with the groups of at most ``max_staleness`` + 1 versions between
-admission and training, those that a version makes stale fit into its batches.
+admission and training, those that a version makes stale fit into its batches. (The lead counts open tasks by what tasks
+bring on average; where they differ, a run of rich ones can be too many.)
 
 ``validation.pin: hold_syncs``: no policy publishes while the whole team is evaluated.
 """
