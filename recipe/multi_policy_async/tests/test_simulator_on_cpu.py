@@ -148,6 +148,14 @@ def test_parts_that_wait_for_each_other_are_told_with_their_states():
         _run("planner_solver", *SLOW, *stuck, "simulation.seconds=300")
 
 
+@pytest.mark.parametrize("schedule", ["sync", "alternate"])
+def test_where_stages_take_turns_the_advice_is_the_busiest_stage(schedule):
+    """A longer lead changes nothing there: rounds have a size of their own, a turn ends after its versions."""
+    run = _run("planner_solver", *SMALL, "workflow.max_concurrent=16", f"ingest.schedule={schedule}")
+    text = format_run(run)
+    assert f"the busiest is {run.busiest[0]}" in text and "staleness_threshold" not in text
+
+
 def test_asynchronous_training_is_compared_with_rounds_on_the_same_resources():
     text, runs = compare_modes(
         lambda more: compose_scenario("planner_solver", [*SLOW, "simulation.seconds=60", *more]), rounds=1
