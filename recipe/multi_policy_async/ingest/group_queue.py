@@ -77,6 +77,8 @@ class GroupQueue:
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
         self.needed = 0  # of these, groups without which it trains nothing at all
         self.version: Version | None = None  # of the trainer's newest take
+        self.batches_left: int | None = None  # of its version, after the next; None: its trainer does not ask to hold
+        self.holding_since: float | None = None  # workflows that are issued later hold it no longer
         self.held_s = 0.0
         self.publishing = False  # it may be sending a version to its servers
         self.published: Version | None = None  # newest version that it was allowed to publish

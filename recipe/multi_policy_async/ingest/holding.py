@@ -28,6 +28,7 @@ bring on average; where they differ, a run of rich ones can be too many.)
 ``validation.pin: hold_syncs``: no policy publishes while the whole team is evaluated.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -82,12 +83,13 @@ def holds(
     open_tasks: Mapping[str, OpenTask],
     in_flight: Mapping[str, InFlight],
     now: float,
+    issued_by: float = math.inf,
 ) -> bool:
     """Whether a batch of ``groups`` at ``version`` should wait for open tasks; ``batches_left`` more make the version.
 
     It should while this version is the last chance of a group in play, while such groups do not fill the batch, and
     while they are too many for the batches that are left. A running workflow counts with the version served when it was
-    issued, the oldest that it can have sampled.
+    issued, the oldest that it can have sampled; those issued after ``issued_by`` do not count.
     """
     bound = queue.spec.max_staleness
     if queue.spec.on_stale != "hold" or bound is None or queue.retired:
@@ -98,7 +100,7 @@ def holds(
         return False
     oldest: dict[str, int] = {}
     for workflow in in_flight.values():
-        if workflow.deadline is None or workflow.deadline <= now:
+        if workflow.deadline is None or workflow.deadline <= now or (workflow.issued or 0.0) > issued_by:
             continue
         numbers = [number for number in (workflow.versions.get(queue.model_id),) if number is not None]
         numbers += open_tasks[workflow.task_key].groups.oldest(queue.model_id)

@@ -75,13 +75,14 @@ class Outlet:
         state = self._state
         started = now = state.clock()
         queue = state.queue(model_id)
+        queue.batches_left = batches_left
         if queue.moves_to(version, state.clock()):  # workflows that begin while it holds are served by this version
             state.changes.notify()
 
         def waits() -> bool:
-            return state.end is None and holds(queue, groups, version, batches_left, state.open, state.in_flight, now)
+            return state.end is None and self._holds(queue, groups, version, now)
 
-        while waits():
+        while held := waits():
             left = started + timeout_s - now
             if left <= 0:
                 break
@@ -89,7 +90,7 @@ class Outlet:
             await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
             now = state.clock()
         queue.held_s += now - started
-        return not waits()
+        return not held
 
     async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
         state, queue = self._state, self._state.queue(model_id)
@@ -230,6 +231,10 @@ class Outlet:
         if not state.may_take(queue):
             return "", None
         plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
+        if not plan.ready:
+            queue.holding_since = None
+        elif self._still_holds(queue, groups, version):
+            return "", _DEADLINE_CHECK_S
         if plan.drops:
             changes = [FateChange(row_ids(dropped), reason) for reason, dropped in plan.drops.items()]
             await state.serial.on_disk(state.ledger.set_fates, changes)
@@ -243,6 +248,28 @@ class Outlet:
         if changed:
             state.changes.notify()
         return batch_id, plan.retry_in_s
+
+    def _holds(self, queue: GroupQueue, groups: int, version: Version, now: float) -> bool:
+        """Whether a batch should wait; workflows that are issued meanwhile do not count, so that it ends."""
+        if queue.batches_left is None:  # its trainer does not ask
+            return False
+        since = queue.holding_since = now if queue.holding_since is None else queue.holding_since
+        left, state = queue.batches_left, self._state
+        if holds(queue, groups, version, left, state.open, state.in_flight, now, issued_by=since):
+            return True
+        queue.holding_since = None
+        return False
+
+    def _still_holds(self, queue: GroupQueue, groups: int, version: Version) -> bool:
+        """Whether a batch that is there waits for workflows that began after its trainer had asked to hold.
+
+        With ``max_staleness: 0`` all that are in play have.
+        """
+        now, since = self._state.clock(), queue.holding_since
+        if self._state.end is None and self._holds(queue, groups, version, now):
+            return True
+        queue.held_s += 0.0 if since is None else now - since
+        return False
 
     async def _return(self, queue: GroupQueue, batch_id: str) -> None:
         """Nobody got this batch: its groups go back to the head of the queue."""

@@ -98,6 +98,36 @@ def test_a_batch_is_held_only_for_more_groups_than_the_versions_later_batches_ca
     assert with_ingestor(tmp_path, scenario) is held
 
 
+def test_without_staleness_a_small_batch_is_held_for_what_began_after_the_trainer_asked_and_for_nothing_later(tmp_path):
+    """Under ``max_staleness: 0`` nothing is in play yet when a trainer asks to hold, so asking once held nothing."""
+
+    async def scenario(ingestor):
+        spec = queue_spec(max_staleness=0, on_stale="hold", min_batch_groups=1, coalesce_s=0.0)
+        await ingestor.register_policy(PLANNER, spec, True)
+        assert not await _held(ingestor, 0, groups=4)
+        await _issue_tasks(ingestor, 2, version=0)
+        await _close(ingestor, 0, version=0)
+        held = await ingestor.take(PLANNER, 4, V0, 0)
+        await ingestor.issue("e0-t2-s0-a0", 2, 30.0)
+        await _close(ingestor, 1, version=0)
+        batch = await ingestor.take(PLANNER, 4, V0, 0)
+        return held, [group.group_id for group in batch.groups]
+
+    assert with_ingestor(tmp_path, scenario) == (None, ["e0-t0/planner", "e0-t1/planner"])
+
+
+def test_workflows_that_begin_while_a_batch_is_held_do_not_prolong_it(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold", min_batch_groups=1), True)
+        await _issue_tasks(ingestor, 1, version=0)
+        held = [await _held(ingestor, 0, groups=4)]
+        await ingestor.issue("e0-t2-s0-a0", 2, 30.0)
+        await _close(ingestor, 0, version=0)
+        return [*held, await _held(ingestor, 0, groups=4)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
 def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
