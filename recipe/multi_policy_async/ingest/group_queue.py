@@ -70,7 +70,7 @@ class GroupQueue:
         self.lineage: dict[int, int] = {}
         self.groups_per_task = groups_per_task
         self.replay = ReplayPool(spec)
-        self.stale_watch = StaleWatch(model_id, spec.max_staleness)
+        self.stale_watch = StaleWatch(model_id, spec.max_staleness, spec.on_stale == "hold")
         self._registration = 0
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}

@@ -154,13 +154,16 @@ def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
     assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
 
 
-def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_times_behind_it(tmp_path, caplog):
+@pytest.mark.parametrize(("rule", "remedy"), [("drop", "set on_stale: hold"), ("hold", "lower its lead")])
+def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_times_behind_it(
+    tmp_path, caplog, rule, remedy
+):
     """Every version takes 30 s, every workflow 25 s, and two of three groups are too old."""
     clock = [0.0]
 
     async def scenario():
         ingestor = TrajectoryIngestor(tmp_path / "ledger.sqlite", ingest_spec(), clock=lambda: clock[0])
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, min_group_size=1), True)
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale=rule, min_group_size=1), True)
         for number in range(3, 19):
             lags = {f"e0-t{10 * number + i}-s0-a0": lag for i, lag in enumerate((1, 2, 2))}
             for workflow_id in lags:
@@ -177,7 +180,7 @@ def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_tim
     asyncio.run(scenario())
     (message,) = [each.getMessage() for each in caplog.records if "stale" in each.getMessage()]
     assert "lost 22 of its last 33 groups" in message
-    assert "a workflow takes 25 s, a version 30 s, and max_staleness is 1" in message
+    assert "a workflow takes 25 s, a version 30 s, and max_staleness is 1; raise it, " + remedy in message
 
 
 def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
