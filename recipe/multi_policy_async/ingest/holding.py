@@ -98,13 +98,16 @@ def holds(
     waiting = sum(group.oldest == last_chance for group in queue.waiting())
     if waiting >= most:
         return False
-    oldest: dict[str, int] = {}
+    played: dict[str, set[int]] = {}  # versions of what is left of a task
     for workflow in in_flight.values():
         if workflow.deadline is None or workflow.deadline <= now or (workflow.issued or 0.0) > issued_by:
             continue
-        numbers = [number for number in (workflow.versions.get(queue.model_id),) if number is not None]
-        numbers += open_tasks[workflow.task_key].groups.oldest(queue.model_id)
-        if numbers:
-            oldest[workflow.task_key] = min(numbers)
-    playing = list(oldest.values()).count(last_chance)
+        versions = played.setdefault(workflow.task_key, set())
+        if (number := workflow.versions.get(queue.model_id)) is not None:
+            versions.add(number)
+    oldest = (
+        min((*versions, *open_tasks[key].groups.oldest(queue.model_id)), default=None)
+        for key, versions in played.items()
+    )
+    playing = sum(number == last_chance for number in oldest)
     return playing > 0 and playing + waiting > batches_left * most

@@ -137,6 +137,19 @@ def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
     assert with_ingestor(tmp_path, scenario) == [True, False]
 
 
+def test_a_task_holds_with_the_oldest_of_its_workflows_also_if_a_younger_one_began_later(tmp_path):
+    """Workflows of a task wait for slots, or are tried again, so they begin under different versions."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
+        for version in (4, 5):
+            await ingestor.take(PLANNER, 1, Version(0, version), 0)
+            await ingestor.issue(f"e0-t0-s{version - 4}-a0", 2, 30.0)
+        return await _held(ingestor, 5)
+
+    assert with_ingestor(tmp_path, scenario) is True
+
+
 def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
     """A task whose workflows take long closes late; in closing order it would become stale behind younger groups."""
 
