@@ -156,9 +156,9 @@ class IngestorSink:
         return await self._ingestor.ingest.remote(record)
 
     async def hungry(self) -> dict[str, bool]:
-        """Policies in training whose queue is empty; the others that train are not. Frozen and retired ones are."""
+        """Policies whose queue is empty, or whose trainer waits for more than is in it. Frozen and retired ones are."""
         stats = await self._ingestor.stats.remote()
         return {
-            model_id: each["queue_groups"] == 0 or each["state"] in ("frozen", "retired")
+            model_id: not each["queue_groups"] or each["missing_groups"] > 0 or each["state"] in ("frozen", "retired")
             for model_id, each in stats.items()
         }

@@ -24,8 +24,8 @@ that it shares with others.
 
 The rule is TCP's: the limit doubles until the first pressure, then grows by a sixteenth per look, and shrinks by a
 quarter. Pressure is requests that wait in the servers at two looks in a row (one look may meet a burst). It grows only
-if the limit was reached, the servers have room and the model's training queue is empty: with groups in the queue more
-calls would only make rows older.
+if the limit was reached, the servers have room and the model's training queue is empty, or too short for the batch that
+its trainer waits for: else more calls would only make rows older.
 """
 
 import asyncio

@@ -93,8 +93,8 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
     Rows: ``accepted`` = ``trained`` + ``recorded`` + ``dropped`` (by reason) + ``open`` + ``queued`` + ``taken``;
     ``unaccounted`` is what is missing, always 0; ``replayed`` counts trained rows once more per further batch;
     ``by_turns`` tells the trained and the stale ones by the turns of their agent in their workflow (turns.py). Groups:
-    ``queue_groups``, ``taken_groups``, ``replay_groups`` (may be trained again), ``lead_groups`` of
-    ``max_lead_groups``; ``idle_tasks`` closed in a row without one.
+    ``queue_groups``, ``missing_groups`` (that a trainer which waits lacks), ``taken_groups``, ``replay_groups`` (may be
+    trained again), ``lead_groups`` of ``max_lead_groups``; ``idle_tasks`` closed in a row without one.
     """
     tasks = list(open_tasks)
     open_rows = sum(len(task.groups.row_ids(queue.model_id)) for task in tasks)
@@ -112,6 +112,7 @@ def model_stats(queue: GroupQueue, account: Account, open_tasks: Iterable[OpenTa
         "taken": queue.taken_rows,
         "unaccounted": account.balance(open_rows + queue.waiting_rows + queue.taken_rows),
         "queue_groups": len(queue),
+        "missing_groups": queue.missing or 0,
         "max_queue_groups": queue.capacity,
         "taken_groups": queue.taken_groups,
         "replay_groups": len(queue.replay),

@@ -70,13 +70,15 @@ class GroupQueue:
         self.lineage: dict[int, int] = {}
         self.groups_per_task = groups_per_task
         self.replay = ReplayPool(spec)
-        self.stale_watch = StaleWatch(model_id, spec.max_staleness)
+        self.stale_watch = StaleWatch(model_id, spec.max_staleness, spec.on_stale == "hold")
         self._registration = 0
         self._waiting: deque[QueuedGroup] = deque()
         self._taken: dict[str, _Taken] = {}
         self.missing: int | None = None  # groups that the trainer's waiting call lacks; None: it does not wait
         self.needed = 0  # of these, groups without which it trains nothing at all
         self.version: Version | None = None  # of the trainer's newest take
+        self.batches_left: int | None = None  # of its version, after the next; None: its trainer does not ask to hold
+        self.holding_since: float | None = None  # workflows that are issued later hold it no longer
         self.held_s = 0.0
         self.publishing = False  # it may be sending a version to its servers
         self.published: Version | None = None  # newest version that it was allowed to publish
@@ -91,7 +93,7 @@ class GroupQueue:
 
     @property
     def capacity(self) -> int | None:
-        """Groups that may wait; ``None`` for a frozen policy, which has no queue."""
+        """Groups that may wait (``surplus_with``); ``None`` for a frozen policy, which has no queue."""
         return self.spec.max_queue_groups or self.spec.max_lead_groups
 
     @property
@@ -145,9 +147,13 @@ class GroupQueue:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def surplus_with(self, new: Sequence[QueuedGroup]) -> list[QueuedGroup]:
-        """Oldest groups that do not fit any more once ``new`` are added."""
+        """Oldest groups that do not fit any more once ``new``, those of one task, are added.
+
+        Where the lead is the bound, a task is whole: it was started below the lead, whatever it brings beyond.
+        """
         candidates = [*self._waiting, *new]
-        return candidates[: max(0, len(candidates) - (self.capacity or 0))]
+        most = self.spec.max_queue_groups or (self.capacity or 0) - 1 + len(new)
+        return candidates[: max(0, len(candidates) - most)]
 
     def add(self, new: Sequence[QueuedGroup]) -> None:
         self._waiting.extend(new)
@@ -217,15 +223,17 @@ class GroupQueue:
                 plan.retry_in_s = self.spec.coalesce_s - waited
         return plan
 
-    def moves(self, version: Version) -> bool:
-        """Whether taking at ``version`` tells that a new version is served."""
-        return self.version is None or version > self.version
+    def moves_to(self, version: Version, now: float) -> bool:
+        """Learn which weights the next step starts from; whether that is a new version, which is served then."""
+        if self.version is not None and version <= self.version:
+            return False
+        self.version, self._consumed_in_version = version, 0
+        self.replay.moves_to(version.number)
+        self.stale_watch.moved(version.number, now)
+        return True
 
-    def apply_take(self, plan: TakePlan, target: int, version: Version) -> str:
+    def apply_take(self, plan: TakePlan, target: int) -> str:
         """Move the ready groups to taken; returns the batch id."""
-        if self.moves(version):
-            self.version, self._consumed_in_version = version, 0
-            self.replay.moves_to(version.number)
         self.discard([group for groups in plan.drops.values() for group in groups])
         if not plan.ready:
             if plan.missing:

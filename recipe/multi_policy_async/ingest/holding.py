@@ -22,11 +22,13 @@ done. Holding is bounded: it ends when such groups fill the batch or fit into la
 the deadlines of its running workflows have passed.
 
 Nothing is lost then while the lead fits the bound: with the groups of at most ``max_staleness`` + 1 versions between
-admission and training, those that a version makes stale fit into its batches.
+admission and training, those that a version makes stale fit into its batches. (The lead counts open tasks by what tasks
+bring on average; where they differ, a run of rich ones can be too many.)
 
 ``validation.pin: hold_syncs``: no policy publishes while the whole team is evaluated.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -81,12 +83,13 @@ def holds(
     open_tasks: Mapping[str, OpenTask],
     in_flight: Mapping[str, InFlight],
     now: float,
+    issued_by: float = math.inf,
 ) -> bool:
     """Whether a batch of ``groups`` at ``version`` should wait for open tasks; ``batches_left`` more make the version.
 
     It should while this version is the last chance of a group in play, while such groups do not fill the batch, and
     while they are too many for the batches that are left. A running workflow counts with the version served when it was
-    issued, the oldest that it can have sampled.
+    issued, the oldest that it can have sampled; those issued after ``issued_by`` do not count.
     """
     bound = queue.spec.max_staleness
     if queue.spec.on_stale != "hold" or bound is None or queue.retired:
@@ -95,13 +98,16 @@ def holds(
     waiting = sum(group.oldest == last_chance for group in queue.waiting())
     if waiting >= most:
         return False
-    oldest: dict[str, int] = {}
+    played: dict[str, set[int]] = {}  # versions of what is left of a task
     for workflow in in_flight.values():
-        if workflow.deadline is None or workflow.deadline <= now:
+        if workflow.deadline is None or workflow.deadline <= now or (workflow.issued or 0.0) > issued_by:
             continue
-        numbers = [number for number in (workflow.versions.get(queue.model_id),) if number is not None]
-        numbers += open_tasks[workflow.task_key].groups.oldest(queue.model_id)
-        if numbers:
-            oldest[workflow.task_key] = min(numbers)
-    playing = list(oldest.values()).count(last_chance)
+        versions = played.setdefault(workflow.task_key, set())
+        if (number := workflow.versions.get(queue.model_id)) is not None:
+            versions.add(number)
+    oldest = (
+        min((*versions, *open_tasks[key].groups.oldest(queue.model_id)), default=None)
+        for key, versions in played.items()
+    )
+    playing = sum(number == last_chance for number in oldest)
     return playing > 0 and playing + waiting > batches_left * most

@@ -114,11 +114,14 @@ def _needed(db: Database, model_id: str, consumed_incarnation: int | None) -> tu
 
 
 def _prune_workflows(db: Database) -> Iterator[int]:
-    """Delete closed tasks without rows and their workflows; their numbers stay in ``started_tasks``."""
+    """Delete closed tasks without rows and their workflows; their numbers stay in ``started_tasks``.
+
+    The one that closed last stays: it tells the next start how many tasks are over (``start_after_tasks``).
+    """
     while True:
         with db.transaction():
             gone = db.execute(
-                "SELECT task_key, epoch, task FROM tasks WHERE closed IS NOT NULL "
+                "SELECT task_key, epoch, task FROM tasks WHERE closed < (SELECT max(closed) FROM tasks) "
                 f"AND NOT EXISTS (SELECT 1 FROM rows WHERE rows.task_key = tasks.task_key) LIMIT {_STEP}"
             ).fetchall()
             for epoch in {epoch for _, epoch, _ in gone}:

@@ -31,7 +31,7 @@ _EXPORT_ROWS = 1000  # of one row group in the parquet file
 
 @contextmanager
 def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection.
+    """A read-only connection, whose queries all see the ledger as it was at the first, also while a job writes.
 
     Raises:
         ValueError: there is no ledger at ``path``.
@@ -41,6 +41,7 @@ def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     db.row_factory = sqlite3.Row
     try:
+        db.execute("BEGIN")
         check_schema(db, path)
         yield db
     finally:

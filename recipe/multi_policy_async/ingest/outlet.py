@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from ..trajectory import Trajectory, Version
 from .baselines import Baseline
 from .batch_source import End, Group, ProducerDied, TakenBatch
-from .group_queue import GroupQueue, TakePlan
+from .group_queue import GroupQueue
 from .groups import QueuedGroup, row_ids
 from .holding import holds
 from .ledger import FateChange
@@ -78,14 +78,14 @@ class Outlet:
         state = self._state
         started = now = state.clock()
         queue = state.queue(model_id)
-        if queue.moves(version):  # workflows that begin while it holds are served by this version
-            queue.apply_take(TakePlan(), groups, version)
+        queue.batches_left = batches_left
+        if queue.moves_to(version, state.clock()):  # workflows that begin while it holds are served by this version
             state.changes.notify()
 
         def waits() -> bool:
-            return state.end is None and holds(queue, groups, version, batches_left, state.open, state.in_flight, now)
+            return state.end is None and self._holds(queue, groups, version, now)
 
-        while waits():
+        while held := waits():
             left = started + timeout_s - now
             if left <= 0:
                 break
@@ -93,7 +93,7 @@ class Outlet:
             await state.changes.wait(state.changes.now(), min(left, _DEADLINE_CHECK_S))
             now = state.clock()
         queue.held_s += now - started
-        return not waits()
+        return not held
 
     async def may_publish(self, model_id: str, version: Version, timeout_s: float) -> bool:
         state, queue = self._state, self._state.queue(model_id)
@@ -190,27 +190,51 @@ class Outlet:
         state = self._state
         if queue.retired or not state.is_current(queue):
             return "", None
-        state.schedule.trains_at(queue.model_id, version, state.queues, state.closed_tasks)
+        moved = queue.moves_to(version, state.clock())
+        passed_on = state.schedule.trains_at(queue.model_id, version, state.queues, state.closed_tasks)
+        if moved or passed_on:
+            state.changes.notify()
         if not state.may_take(queue):
-            if queue.moves(version):
-                queue.apply_take(TakePlan(), groups, version)
-                state.changes.notify()
             return "", None
         plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
+        if not plan.ready:
+            queue.holding_since = None
+        elif self._still_holds(queue, groups, version):
+            return "", _DEADLINE_CHECK_S
         if plan.drops:
             await self._settle(queue.model_id, plan.drops)
-        if queue.moves(version):
-            queue.stale_watch.moved(version.number, state.clock())
         stale = len(plan.drops.get(STALE, ()))
         if warning := queue.stale_watch.took(stale, len(plan.ready), state.workflow_s):
             shares = state.accounts[queue.model_id].stale_shares().items()
             by_turns = ", ".join(f"{share:.0%} of {turns}" for turns, share in shares)
             logger.warning("%s; rows stale so far by turns of their agent: %s", warning, by_turns)
-        changed = queue.moves(version) or bool(plan.drops or plan.ready) or queue.missing is None
-        batch_id = queue.apply_take(plan, groups, version)
+        changed = bool(plan.drops or plan.ready) or queue.missing is None
+        batch_id = queue.apply_take(plan, groups)
         if changed:
             state.changes.notify()
         return batch_id, plan.retry_in_s
+
+    def _holds(self, queue: GroupQueue, groups: int, version: Version, now: float) -> bool:
+        """Whether a batch should wait; workflows that are issued meanwhile do not count, so that it ends."""
+        if queue.batches_left is None:  # its trainer does not ask
+            return False
+        since = queue.holding_since = now if queue.holding_since is None else queue.holding_since
+        left, state = queue.batches_left, self._state
+        if holds(queue, groups, version, left, state.open, state.in_flight, now, issued_by=since):
+            return True
+        queue.holding_since = None
+        return False
+
+    def _still_holds(self, queue: GroupQueue, groups: int, version: Version) -> bool:
+        """Whether a batch that is there waits for workflows that began after its trainer had asked to hold.
+
+        With ``max_staleness: 0`` all that are in play have.
+        """
+        now, since = self._state.clock(), queue.holding_since
+        if self._state.end is None and self._holds(queue, groups, version, now):
+            return True
+        queue.held_s += 0.0 if since is None else now - since
+        return False
 
     async def _settle(self, model_id: str, drops: Mapping[str, Sequence[QueuedGroup]]) -> None:
         """Waiting rows get their fate, on disk and in the account."""

@@ -27,6 +27,8 @@ def partner_staleness(
 ) -> dict[str, list[int]]:
     """Per partner in training: its newest version minus the oldest that answered, one number per row it took part in.
 
+    0 where a restore has taken the partner behind what answered: its numbers are used again.
+
     Args:
         queue: of the policy whose rows are trained.
         vectors: per row, the oldest version number of each policy in the row's workflow.
@@ -38,5 +40,5 @@ def partner_staleness(
             partner = queues.get(model_id)
             if partner is None or partner is queue or not partner.trained or partner.newest_version is None:
                 continue
-            ages.setdefault(model_id, []).append(partner.newest_version - oldest)
+            ages.setdefault(model_id, []).append(max(0, partner.newest_version - oldest))
     return ages

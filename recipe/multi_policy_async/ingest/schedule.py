@@ -66,8 +66,9 @@ class TrainAll:
     def admitted(self) -> None:
         """A task was started."""
 
-    def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> None:
-        """A trainer asks for a batch with weights at ``version``."""
+    def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> bool:
+        """A trainer asks for a batch with weights at ``version``; whether another policy has its turn now."""
+        return False
 
     def _deciding(self, queues: Queues, closed_tasks: int) -> Collection[GroupQueue]:
         return [
@@ -94,13 +95,14 @@ class Alternate(TrainAll):
     def in_turn(self, model_id: str, queues: Queues, closed_tasks: int) -> bool:
         return model_id == self._turn(queues, closed_tasks)
 
-    def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> None:
+    def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> bool:
         if model_id != self._turn(queues, closed_tasks):
-            return
+            return False
         if self._since is None or version.incarnation != self._since.incarnation:
             self._since = version
         elif version.number - self._since.number >= self._versions:
             self._pass_on(queues, closed_tasks)
+        return model_id != self._holder
 
     def _turn(self, queues: Queues, closed_tasks: int) -> str | None:
         """The holder; a turn ends early when its holder cannot train any more."""

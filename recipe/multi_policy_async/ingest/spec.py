@@ -71,7 +71,8 @@ class QueueSpec(_Spec):
     """How far production may run ahead. ``None``: the runtime derives it as verl does
     (``fully_async_rollouter.py:set_max_required_samples``)."""
     max_queue_groups: int | None = Field(ge=1)
-    """Closed groups kept; the oldest ones above it are dropped as ``surplus``. ``None``: ``max_lead_groups``."""
+    """Closed groups kept; the oldest ones above it are dropped as ``surplus``. ``None``: ``max_lead_groups``, and what
+    the task that closes last brings beyond it: it was started below the lead."""
     max_staleness: int | None = Field(ge=0)
     """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
     on_stale: Literal["drop", "hold"]

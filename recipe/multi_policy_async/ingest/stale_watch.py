@@ -20,12 +20,14 @@ class StaleWatch:
     Args:
         model_id: the policy.
         bound: its ``max_staleness``; ``None``: nothing is ever stale.
+        holds: whether it has ``on_stale: hold``.
     """
 
     WINDOW = 32  # groups between two looks
 
-    def __init__(self, model_id: str, bound: int | None):
+    def __init__(self, model_id: str, bound: int | None, holds: bool):
         self._model_id = model_id
+        self._remedy = "lower its lead (staleness_threshold)" if holds else "set on_stale: hold"
         self._bound = bound
         self._stale = self._taken = 0
         self._first: tuple[int, float] | None = None  # number of the first version that was seen, and when
@@ -55,7 +57,7 @@ class StaleWatch:
         return (
             f"policy {self._model_id} lost {lost} of its last {groups} groups as stale: a workflow takes "
             f"{_seconds(workflow_s)}, a version {_seconds(self._period_s)}, and max_staleness is {self._bound}; raise "
-            "it, set on_stale: hold, or make fewer versions (trigger_parameter_sync_step)"
+            f"it, {self._remedy}, or make fewer versions (trigger_parameter_sync_step)"
         )
 
     @property

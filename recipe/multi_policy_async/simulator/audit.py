@@ -29,6 +29,7 @@ import numpy as np
 from ..ingest.batch_source import TakenBatch
 from ..ingest.ledger_report import open_ledger
 from ..ingest.reasons import FAILED_WORKFLOW, NON_FINITE, RECORDED, SHUTDOWN, TRAINED, TRUNCATED
+from ..ingest.spec import QueueSpec
 from ..trajectory import Trajectory, Version, WorkflowRecord
 from .engine import SimulatedEngine, log_prob_of
 
@@ -40,16 +41,16 @@ class Audit:
 
     Args:
         engines: the policies' servers, which know what they sampled.
-        max_staleness: the policies' bounds; ``None``: unbounded.
+        queues: the policies' bounds on staleness and on the batches that a row is in.
     """
 
-    def __init__(self, engines: Mapping[str, SimulatedEngine], max_staleness: Mapping[str, int | None]):
+    def __init__(self, engines: Mapping[str, SimulatedEngine], queues: Mapping[str, QueueSpec]):
         self.faults: list[str] = []
         self._engines = engines
-        self._max_staleness = max_staleness
+        self._queues = queues
         self._ended: dict[str, str] = {}  # workflow id -> status
         self._rows: dict[str, tuple[str, ...]] = {}  # trajectory id -> its calls
-        self._trained: dict[str, Version] = {}
+        self._trained: defaultdict[str, list[Version]] = defaultdict(list)
 
     def ended(self, record: WorkflowRecord) -> None:
         """A terminal record was accepted."""
@@ -62,16 +63,18 @@ class Audit:
 
     def taken(self, model_id: str, version: Version, batch: TakenBatch) -> None:
         """A trainer at ``version`` trains a batch."""
-        bound = self._max_staleness[model_id]
-        for row in (row for group in batch.groups for row in group.trajectories):
+        bound, max_uses = self._queues[model_id].max_staleness, self._queues[model_id].replay.max_uses
+        for row, uses in ((row, group.uses) for group in batch.groups for row in group.trajectories):
             where = f"row {row.trajectory_id}"
             if row.model_id != model_id:
                 self.faults.append(f"{where} of {row.model_id} is trained by {model_id}")
-            if row.trajectory_id in self._trained:
-                self.faults.append(f"{where} is trained at {version} and was at {self._trained[row.trajectory_id]}")
+            before = self._trained[row.trajectory_id]
+            if len(before) != uses or len(before) >= max_uses:
+                at = ", ".join(map(str, before)) or "no version"
+                self.faults.append(f"{where} is trained at {version} after {uses} uses, and was at {at}")
             if bound is not None and version.number - row.version_span.oldest.number > bound:
                 self.faults.append(f"{where} of {row.version_span.oldest} is trained at {version}: above {bound}")
-            self._trained[row.trajectory_id] = version
+            before.append(version)
             self._compare("trained", row)
 
     def settle(self, ledger: Path, waiting: Mapping[str, int]) -> Counter[tuple[str, str | None]]:

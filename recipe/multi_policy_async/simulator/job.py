@@ -95,7 +95,7 @@ async def _simulate(scenario: Scenario, folder: Path) -> Run:
         name: SimulatedEngine(policy.serving, f"{spec.seed}/{name}", window, now)
         for name, policy in scenario.policies.items()
     }
-    audit = Audit(engines, {name: policy.queue.max_staleness for name, policy in scenario.policies.items()})
+    audit = Audit(engines, {name: policy.queue for name, policy in scenario.policies.items()})
     ledger = folder / "ledger.sqlite"
     ingestor = WatchedIngestor(ledger, scenario, audit, window)
     gateway = GatewayService(

@@ -124,14 +124,24 @@ def _policy_advice(name: str, policy: PolicyRun, run: Run) -> str:
 def _workflow_advice(run: Run) -> str:
     if not run.workflow_rate:
         return "none ended in the measured time"
-    stage = run.workflows_bound_by
+    stage, schedule = run.workflows_bound_by, run.scenario.ingest.schedule
+    if stage is None and schedule != "all":  # more lead would change nothing
+        stage, share = run.busiest
+        return (
+            f"ingest.schedule={schedule} lets stages take turns; the busiest is {stage}, {share:.0%} of the time: "
+            f"more {_resource(stage)}, or ingest.schedule=all"
+        )
     if stage is None:
         return "no stage is busy, production stops at the policies' lead: more policies.*.training.staleness_threshold"
     if stage == SLOTS:
         return "all slots are in use and no server is full: a larger workflow.max_concurrent"
+    return f"{stage} bounds them: more {_resource(stage)}"
+
+
+def _resource(stage: str) -> str:
     kind, _, name = stage.partition(" of ")
     resource = {"serving": "serving.replicas", "training": "training.ranks"}[kind]
-    return f"{kind} of {name} bounds them: more policies.{name}.{resource}"
+    return f"policies.{name}.{resource}"
 
 
 def table(lines: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> str:

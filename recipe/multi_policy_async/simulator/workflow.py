@@ -38,8 +38,8 @@ class SimulatedWorkflow:
         self._policies = scenario.policies
         self._random = random.Random(f"{self._spec.seed}/workflows")
 
-    async def run(self, task: Task, agents: Any) -> Mapping[str, float]:
-        rewards = {}
+    async def run(self, task: Task, agents: Any) -> Mapping[str, float] | float:
+        rewards: dict[str, float] = {}
         for agent_id, turns in self._turns(task).items():
             messages = [{"role": "user", "content": task.question}]
             for _ in range(turns):
@@ -50,7 +50,7 @@ class SimulatedWorkflow:
         await asyncio.sleep(self._spec.other_s)
         if self._random.random() < self._spec.fail_share:
             raise SimulatedFailure("this workflow was to fail")
-        return rewards
+        return rewards or 0.0  # of a workflow that called nobody
 
     def _turns(self, task: Task) -> Mapping[str, int]:
         turns = {}

@@ -14,16 +14,20 @@
 """Admission: what waits for room in training, and for whom (invariant 10 of design.md)."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from recipe.multi_policy_async.multi_model_gateway_router import IngestorSink
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
     finish_task,
     has_room,
     queue_spec,
+    record,
     stats_of,
+    trajectory,
     with_ingestor,
 )
 from recipe.multi_policy_async.trajectory import Version
@@ -62,6 +66,24 @@ def test_a_full_policy_stops_admission_alone_only_under_the_rule_all(tmp_path, r
         return has_room(ingestor)
 
     assert with_ingestor(tmp_path, scenario, admission=rule) is room
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_task_that_was_started_below_the_lead_makes_no_surplus_unless_the_queue_is_given_a_size(tmp_path, most):
+    """Two agents of one policy: two groups wait, which is below a lead of three, and the next task brings two more."""
+
+    async def scenario(ingestor):
+        spec = queue_spec(max_lead_groups=3, max_queue_groups=most)
+        await ingestor.register_policy(PLANNER, spec, True, groups_per_task=2.0)
+        for task in range(2):
+            assert await ingestor.admit(0, task, 2, 0)
+            for sample in range(2):
+                name = f"e0-t{task}-s{sample}-a0"
+                await ingestor.issue(name, 2)
+                await ingestor.ingest(record(name, *(trajectory(name, agent_id=agent) for agent in ("a", "b"))))
+        return has_room(ingestor), (await stats_of(ingestor))["dropped"]
+
+    assert with_ingestor(tmp_path, scenario, admission="all") == (False, {} if most is None else {"surplus": 2})
 
 
 @pytest.mark.parametrize("how", ["frozen", "retired", "paused"])
@@ -119,6 +141,23 @@ def test_a_policy_that_need_not_train_never_starves(tmp_path, how):
         return await ingestor.starving()
 
     assert with_ingestor(tmp_path, scenario) is None
+
+
+def test_a_policy_is_hungry_while_its_trainer_waits_for_more_than_is_queued(tmp_path):
+    """What lets its calls at once grow (gateway/concurrency.py): else one group in the queue would stop that."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        sink = IngestorSink(SimpleNamespace(stats=SimpleNamespace(remote=ingestor.stats)))
+        found = []
+        for task in range(3):
+            found.append((await sink.hungry())[PLANNER])
+            await finish_task(ingestor, task)
+            found.append((await sink.hungry())[PLANNER])
+            await ingestor.take(PLANNER, 2, V0, 0)
+        return found
+
+    assert with_ingestor(tmp_path, scenario) == [True, False, True, True, True, False]
 
 
 def test_admission_learns_how_rarely_a_policy_is_called(tmp_path):

@@ -98,6 +98,36 @@ def test_a_batch_is_held_only_for_more_groups_than_the_versions_later_batches_ca
     assert with_ingestor(tmp_path, scenario) is held
 
 
+def test_without_staleness_a_small_batch_is_held_for_what_began_after_the_trainer_asked_and_for_nothing_later(tmp_path):
+    """Under ``max_staleness: 0`` nothing is in play yet when a trainer asks to hold, so asking once held nothing."""
+
+    async def scenario(ingestor):
+        spec = queue_spec(max_staleness=0, on_stale="hold", min_batch_groups=1, coalesce_s=0.0)
+        await ingestor.register_policy(PLANNER, spec, True)
+        assert not await _held(ingestor, 0, groups=4)
+        await _issue_tasks(ingestor, 2, version=0)
+        await _close(ingestor, 0, version=0)
+        held = await ingestor.take(PLANNER, 4, V0, 0)
+        await ingestor.issue("e0-t2-s0-a0", 2, 30.0)
+        await _close(ingestor, 1, version=0)
+        batch = await ingestor.take(PLANNER, 4, V0, 0)
+        return held, [group.group_id for group in batch.groups]
+
+    assert with_ingestor(tmp_path, scenario) == (None, ["e0-t0/planner", "e0-t1/planner"])
+
+
+def test_workflows_that_begin_while_a_batch_is_held_do_not_prolong_it(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=0, on_stale="hold", min_batch_groups=1), True)
+        await _issue_tasks(ingestor, 1, version=0)
+        held = [await _held(ingestor, 0, groups=4)]
+        await ingestor.issue("e0-t2-s0-a0", 2, 30.0)
+        await _close(ingestor, 0, version=0)
+        return [*held, await _held(ingestor, 0, groups=4)]
+
+    assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
 def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
     async def scenario(ingestor):
         await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
@@ -105,6 +135,19 @@ def test_a_group_that_is_stale_already_is_not_waited_for(tmp_path):
         return [await _held(ingestor, version) for version in (1, 2)]
 
     assert with_ingestor(tmp_path, scenario) == [True, False]
+
+
+def test_a_task_holds_with_the_oldest_of_its_workflows_also_if_a_younger_one_began_later(tmp_path):
+    """Workflows of a task wait for slots, or are tried again, so they begin under different versions."""
+
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale="hold"), True)
+        for version in (4, 5):
+            await ingestor.take(PLANNER, 1, Version(0, version), 0)
+            await ingestor.issue(f"e0-t0-s{version - 4}-a0", 2, 30.0)
+        return await _held(ingestor, 5)
+
+    assert with_ingestor(tmp_path, scenario) is True
 
 
 def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
@@ -124,13 +167,16 @@ def test_groups_with_the_oldest_tokens_are_trained_first(tmp_path):
     assert with_ingestor(tmp_path, scenario) == ["e0-t1", "e0-t0"]
 
 
-def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_times_behind_it(tmp_path, caplog):
+@pytest.mark.parametrize(("rule", "remedy"), [("drop", "set on_stale: hold"), ("hold", "lower its lead")])
+def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_times_behind_it(
+    tmp_path, caplog, rule, remedy
+):
     """Every version takes 30 s, every workflow 25 s, and two of three groups are too old."""
     clock = [0.0]
 
     async def scenario():
         ingestor = TrajectoryIngestor(tmp_path / "ledger.sqlite", ingest_spec(), clock=lambda: clock[0])
-        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, min_group_size=1), True)
+        await ingestor.register_policy(PLANNER, queue_spec(max_staleness=1, on_stale=rule, min_group_size=1), True)
         for number in range(3, 19):
             lags = {f"e0-t{10 * number + i}-s0-a0": lag for i, lag in enumerate((1, 2, 2))}
             for workflow_id in lags:
@@ -139,6 +185,7 @@ def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_tim
             for workflow_id, lag in lags.items():
                 await ingestor.ingest(record(workflow_id, trajectory(workflow_id, version=number - lag)))
             clock[0] += 5.0
+            await ingestor.hold(PLANNER, 1, Version(0, number), 0, 0)  # as every trainer does before a batch
             batch = await ingestor.take(PLANNER, 1, Version(0, number), 0)
             await ingestor.mark_consumed(PLANNER, batch.batch_id, number + 1, 0)
         await ingestor.close()
@@ -146,7 +193,7 @@ def test_a_policy_that_loses_over_half_of_its_groups_as_stale_warns_with_the_tim
     asyncio.run(scenario())
     (message,) = [each.getMessage() for each in caplog.records if "stale" in each.getMessage()]
     assert "lost 22 of its last 33 groups" in message
-    assert "a workflow takes 25 s, a version 30 s, and max_staleness is 1" in message
+    assert "a workflow takes 25 s, a version 30 s, and max_staleness is 1; raise it, " + remedy in message
 
 
 def test_a_workflow_holds_with_the_version_that_was_served_when_it_was_issued(tmp_path):
@@ -247,8 +294,9 @@ def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
     assert with_ingestor(tmp_path, scenario)
 
 
-def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path):
-    """Partners that are frozen, or did not take part, are not named."""
+@pytest.mark.parametrize(("at", "ages"), [(Version(0, 5), [3, 3]), (Version(1, 1), [0, 0])], ids=["on", "restored"])
+def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflows_were_played(tmp_path, at, ages):
+    """Partners that are frozen, or did not take part, are not named; one that was restored is not ahead."""
 
     def played(workflow_id, **oldest):
         span = {f"{agent}_model": VersionSpan(Version(0, v), Version(0, v + 1)) for agent, v in oldest.items()}
@@ -264,7 +312,7 @@ def test_a_batch_tells_how_many_versions_each_partner_has_made_since_its_workflo
                 await ingestor.issue(workflow_id, 2)
             for workflow_id in ids:
                 await ingestor.ingest(played(workflow_id, **oldest))
-        await ingestor.may_publish(SOLVER, Version(0, 5), 0)
+        await ingestor.may_publish(SOLVER, at, 0)
         return (await ingestor.take(PLANNER, 2, Version(0, 1), 1)).partner_staleness
 
-    assert with_ingestor(tmp_path, scenario) == {SOLVER: [3, 3]}
+    assert with_ingestor(tmp_path, scenario) == {SOLVER: ages}

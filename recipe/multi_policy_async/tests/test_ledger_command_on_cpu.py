@@ -18,6 +18,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from ..ingest.ledger_report import open_ledger, row_counts, workflow_counts
 from ..ledger import main
 from ..trajectory import Version
 from .fakes.workflow_records import PLANNER, SOLVER, finish_task, queue_spec, record, trajectory, with_ingestor
@@ -137,3 +138,16 @@ def test_a_mistake_is_one_line_and_exit_code_2(run_dir, capsys, arguments, messa
     assert main([each.format(dir=run_dir) for each in arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_its_tables_are_of_one_moment_also_while_a_job_writes(tmp_path):
+    async def scenario(ingestor):
+        await ingestor.register_policy(PLANNER, queue_spec(), True)
+        await finish_task(ingestor, 0)
+        with open_ledger(tmp_path / "ledger.sqlite") as db:
+            before = row_counts(db)
+            await finish_task(ingestor, 1)
+            return before, workflow_counts(db)
+
+    rows, workflows = with_ingestor(tmp_path, scenario)
+    assert [each["rows"] for each in rows] == [each["workflows"] for each in workflows] == [2]

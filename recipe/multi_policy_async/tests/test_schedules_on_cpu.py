@@ -159,6 +159,25 @@ def test_a_turn_passes_on_while_its_holder_is_down(tmp_path):
     assert with_ingestor(tmp_path, scenario, schedule="alternate", admission="all") == ([False, True], None)
 
 
+def test_a_trainer_whose_turn_comes_need_not_wait_for_another_event(tmp_path):
+    """Nothing else happens here: it would wait for the end of its poll, once per turn."""
+
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(), True)
+        await finish_task(ingestor, 0, models=(PLANNER, SOLVER))
+        batch = await ingestor.take(PLANNER, 1, Version(0, 0), 0)
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
+        waiting = asyncio.create_task(ingestor.take(SOLVER, 1, Version(0, 0), 60))
+        await ingestor.hold(PLANNER, 1, Version(0, 1), 0, 0)  # as every trainer does before a batch
+        for _ in range(20):  # the solver looks, and it is not its turn
+            await asyncio.sleep(0.001)
+        assert await ingestor.take(PLANNER, 1, Version(0, 1), 0) is None
+        return await waiting
+
+    assert isinstance(with_ingestor(tmp_path, scenario, schedule="alternate"), TakenBatch)
+
+
 def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
     policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
     game = play(tmp_path, policies, schedule="sync")
@@ -203,6 +222,26 @@ def test_a_policy_that_warms_up_has_no_turn_yet(tmp_path):
     game = play(tmp_path, policies, schedule="alternate")
     before = game.log[: game.log.index(("train", "a"))]
     assert before.count(("train", "b")) > 1 and "surplus" not in game.stats["b"]["dropped"]
+
+
+def test_a_policy_that_has_warmed_up_does_not_begin_again_after_a_restart_that_pruned_its_tasks(tmp_path):
+    async def before(ingestor):
+        await ingestor.register_policy(PLANNER, spec, True)
+        for task in range(3):
+            await finish_task(ingestor, task)
+        batch = await ingestor.take(PLANNER, 3, Version(0, 0), 0)
+        await ingestor.mark_consumed(PLANNER, batch.batch_id, 1, 0)
+        await ingestor.add_checkpoint(PLANNER, 0, 1, "digest", "path")
+        assert await ingestor.prune() == 6
+
+    async def after(ingestor):
+        await ingestor.register_policy(PLANNER, spec, True, restored=(0, 1))
+        await finish_task(ingestor, 3, version=1)
+        return await ingestor.take(PLANNER, 1, Version(1, 1), 0)
+
+    spec = queue_spec(start_after_tasks=3)
+    with_ingestor(tmp_path, before)
+    assert isinstance(with_ingestor(tmp_path, after), TakenBatch)
 
 
 @pytest.mark.parametrize("schedule", ["all", "alternate", "sync"])

@@ -133,11 +133,27 @@ def test_failed_workflows_and_groups_that_stay_small_are_counted_not_lost():
     assert run.fates["solver", "group_too_small"] > 0
 
 
+def test_replay_is_no_fault_and_workflows_that_call_nobody_have_not_failed():
+    """One policy that is called by a task in twenty; its small batches are filled up with trained groups."""
+    seldom = ["policies.solver=null", "policies.planner.calls_per_workflow=0.05", "simulation.other_s=1"]
+    replay = ["min_batch_groups=1", "coalesce_s=2", "replay.max_uses=3", "replay.max_age=8"]
+    run = _run("planner_solver", *SMALL, *seldom, *(f"policies.planner.queue.{each}" for each in replay))
+    assert run.faults == () and run.policies["planner"].trained_rate > 0
+
+
 def test_parts_that_wait_for_each_other_are_told_with_their_states():
     """A version of 8 groups with a lead of 2, which a job refuses (training_checks): the simulator shows why."""
     stuck = ["policy_defaults.training.batch_groups=8", "queue.max_lead_groups=2"]
     with pytest.raises(SimulationStalled, match="waiting for training.*groups in lead: planner 2.0 of 2"):
         _run("planner_solver", *SLOW, *stuck, "simulation.seconds=300")
+
+
+@pytest.mark.parametrize("schedule", ["sync", "alternate"])
+def test_where_stages_take_turns_the_advice_is_the_busiest_stage(schedule):
+    """A longer lead changes nothing there: rounds have a size of their own, a turn ends after its versions."""
+    run = _run("planner_solver", *SMALL, "workflow.max_concurrent=16", f"ingest.schedule={schedule}")
+    text = format_run(run)
+    assert f"the busiest is {run.busiest[0]}" in text and "staleness_threshold" not in text
 
 
 def test_asynchronous_training_is_compared_with_rounds_on_the_same_resources():
