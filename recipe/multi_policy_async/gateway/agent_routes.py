@@ -268,7 +268,8 @@ class RewardsEndpoint(AgentEndpoint):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, agent_id = self.identify(scope)
         self.service.route(agent_id)
-        body = parse_object(await read_body(scope, receive, self.service.spec.max_body_bytes))
+        body = await read_body(scope, receive, self.service.spec.max_body_bytes)
+        body = await off_loop(len(body) > LONG_BODY, parse_object, body)
         if len(body) != 1 or not body.keys() <= {"reward", "rewards"}:
             raise BadRequest('the body must be {"reward": <this agent\'s>} or {"rewards": <in any form>}')
         rewards = {agent_id: body["reward"]} if "reward" in body else body["rewards"]
