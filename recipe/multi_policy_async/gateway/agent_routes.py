@@ -108,7 +108,7 @@ class GenerationEndpoint(AgentEndpoint):
 
     protocol = b"openai"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
         return lower_chat(body, max_choices=self.service.spec.max_choices)
 
     def writer(self, exchange: Exchange) -> Writer:
@@ -149,11 +149,11 @@ class GenerationEndpoint(AgentEndpoint):
             if joined is not None:
                 self.service.metrics.joined(joined.model_id)
                 return joined
-        request = await watcher.wait(off_loop(len(body) > LONG_BODY, self._request, body, session))
+        request = await watcher.wait(off_loop(len(body) > LONG_BODY, self._request, body, session, agent_id))
         return await watcher.wait(self.service.start_exchange(session, agent_id, request, digest))
 
-    def _request(self, body: bytes, session: WorkflowSession) -> AgentRequest:
-        request = self.lower(parse_object(body), session)
+    def _request(self, body: bytes, session: WorkflowSession, agent_id: str) -> AgentRequest:
+        request = self.lower(parse_object(body), session, agent_id)
         request.body_bytes = len(body)
         return request
 
@@ -187,7 +187,7 @@ class CompletionsEndpoint(GenerationEndpoint):
 
     protocol = b"completions"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
         return lower_completion(body, max_choices=self.service.spec.max_choices)
 
     def writer(self, exchange: Exchange) -> Writer:
@@ -199,12 +199,12 @@ class ResponsesEndpoint(GenerationEndpoint):
 
     protocol = b"responses"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
-        return lower_responses(body, functools.partial(self._conversation, session))
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
+        return lower_responses(body, functools.partial(self._conversation, session, agent_id))
 
     @staticmethod
-    def _conversation(session: WorkflowSession, response_id: str) -> list[Message]:
-        exchange = session.find_exchange(response_id.removeprefix("resp_"))
+    def _conversation(session: WorkflowSession, agent_id: str, response_id: str) -> list[Message]:
+        exchange = session.find_exchange(agent_id, response_id.removeprefix("resp_"))
         if exchange is None or not exchange.request.messages or not exchange.ended or exchange.error is not None:
             raise NotFound("response", response_id)
         return [*exchange.request.messages, answer_of(exchange.calls[0])]
@@ -218,7 +218,7 @@ class MessagesEndpoint(GenerationEndpoint):
 
     protocol = b"anthropic"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
         return lower_messages(body)
 
     def writer(self, exchange: Exchange) -> Writer:

@@ -244,9 +244,10 @@ class WorkflowSession:
             return None
         return candidates[-1] if candidates else None
 
-    def find_exchange(self, exchange_id: str) -> Exchange | None:
-        """By id; None when this workflow has no such exchange."""
-        return next((e for e in reversed(self.exchanges) if e.exchange_id == exchange_id), None)
+    def find_exchange(self, agent_id: str, exchange_id: str) -> Exchange | None:
+        """By id; None when this agent has no such exchange."""
+        own = (exchange for exchange in reversed(self.exchanges) if exchange.agent_id == agent_id)
+        return next((exchange for exchange in own if exchange.exchange_id == exchange_id), None)
 
     def note_unanswered(self, agent_id: str, digest: bytes) -> None:
         """A request ended before it became an exchange, and may be tried again: that is no retry of another one."""

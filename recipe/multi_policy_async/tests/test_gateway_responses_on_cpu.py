@@ -112,6 +112,27 @@ def test_a_response_goes_on_from_an_earlier_one_by_its_id(folder, texts):
     assert text == "second" and len(row.metadata["calls"]) == 2
 
 
+def test_a_response_of_another_agent_is_a_404_that_tells_nothing_of_it(folder, texts):
+    async def run():
+        engines = {
+            "planner_model": FakeEngine(texts.says("a secret plan")),
+            "solver_model": FakeEngine(texts.says("42")),
+        }
+        async with gateway_world(folder, engines) as world:
+            agents = await world.open(W)
+            planner, solver = world.client(agents["planner"]), world.client(agents["solver"])
+            plan = await planner.responses.create(model="m", input="plan")
+            refused = []
+            for response_id in (plan.id, plan.id.replace(":0", ":7")):
+                with pytest.raises(openai.NotFoundError) as caught:
+                    await solver.responses.create(model="m", input="x", previous_response_id=response_id)
+                refused.append(str(caught.value).replace(response_id, "ID"))
+            return refused, engines["solver_model"].requests
+
+    (of_another, of_nobody), requests = asyncio.run(run())
+    assert of_another == of_nobody and requests == []
+
+
 @pytest.mark.parametrize("how", ["previous_response_id", "items"])
 def test_of_equal_responses_the_one_whose_id_is_echoed_is_gone_on_with(folder, texts, how):
     async def act(client):
