@@ -17,6 +17,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.routing import Route
@@ -29,7 +30,7 @@ from .completions_lowering import lower_completion
 from .completions_raising import CompletionWriter
 from .errors import BadRequest, GatewayError, NotFound
 from .history import answer_of
-from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
+from .http_io import ClientLeft, LeaveWatcher, error_body, header, parse_object, read_body, send_event_stream, send_json
 from .metadata import metadata_headers
 from .off_loop import LONG_BODY, off_loop
 from .openai_lowering import lower_chat
@@ -66,23 +67,20 @@ class AgentEndpoint:
         except ClientLeft:
             logger.debug("client left: %s", scope["path"])
         except GatewayError as error:
-            await self._send_error(send, error, started)
+            await self._send_error(scope, send, error, started)
         except Exception:
             # A bug of ours; see the error model for why it is a 503.
             logger.exception("request to %s failed", scope["path"])
             self.service.metrics.error("internal")
-            await self._send_error(send, GatewayError("internal error of the gateway"), started)
+            await self._send_error(scope, send, GatewayError("internal error of the gateway"), started)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        return error.openai_body()
-
-    async def _send_error(self, send: Send, error: GatewayError, started: bool) -> None:
+    async def _send_error(self, scope: Scope, send: Send, error: GatewayError, started: bool) -> None:
         self.service.metrics.error(error.code)
         if not started:
-            await send_json(send, error.status, self.error_body(error), error.headers())
+            await send_json(send, error.status, error_body(scope, error), error.headers())
 
     def identify(self, scope: Scope) -> tuple[WorkflowSession, str]:
         """The workflow and agent that call: from the minted URL, or from headers together with the control key.
@@ -224,9 +222,6 @@ class MessagesEndpoint(GenerationEndpoint):
     def writer(self, exchange: Exchange) -> Writer:
         return MessageWriter(exchange)
 
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        return error.anthropic_body()
-
 
 class CountTokensEndpoint(AgentEndpoint):
     """Anthropic's POST .../v1/messages/count_tokens."""
@@ -244,22 +239,31 @@ class CountTokensEndpoint(AgentEndpoint):
         request.body_bytes = len(body)
         return request
 
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        return error.anthropic_body()
-
 
 class ModelsEndpoint(AgentEndpoint):
-    """GET .../v1/models: the one model behind this agent."""
+    """GET .../v1/models and .../v1/models/{id}: the one model behind this agent, as both providers describe one."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, agent_id = self.identify(scope)
+        model_id = self.service.route(agent_id)
         model = {
-            "id": self.service.route(agent_id),
+            "id": model_id,
             "object": "model",
             "created": int(session.started_at),
             "owned_by": "multi_policy_async",
+            "type": "model",
+            "display_name": model_id,
+            "created_at": datetime.fromtimestamp(int(session.started_at), UTC).isoformat(),
+            "lifecycle": "active",
         }
-        await send_json(send, 200, {"object": "list", "data": [model]})
+        asked = scope["path_params"].get("model_id")
+        if asked is None:
+            page = {"has_more": False, "first_id": model_id, "last_id": model_id}
+            await send_json(send, 200, {"object": "list", "data": [model], **page})
+        elif asked == model_id:
+            await send_json(send, 200, model)
+        else:
+            raise NotFound("model", asked, [model_id])
 
 
 class RewardsEndpoint(AgentEndpoint):
@@ -286,6 +290,7 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
         ("/v1/messages", MessagesEndpoint(service, check_key), "POST"),
         ("/v1/messages/count_tokens", CountTokensEndpoint(service, check_key), "POST"),
         ("/v1/models", ModelsEndpoint(service, check_key), "GET"),
+        ("/v1/models/{model_id:path}", ModelsEndpoint(service, check_key), "GET"),
         ("/v1/rewards", RewardsEndpoint(service, check_key), "POST"),
     ]
     return [

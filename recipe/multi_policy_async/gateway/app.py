@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .agent_routes import AgentEndpoint, agent_routes
 from .control_routes import control_router, health_router, key_checker
 from .errors import BadRequest, GatewayError, NotFound
-from .http_io import ClientLeft, json_response, parse_object, read_body, send_json
+from .http_io import ClientLeft, error_body, json_response, parse_object, read_body, send_json
 from .off_loop import LONG_BODY, off_loop
 from .openapi import document_agent_routes
 from .service import GatewayService
@@ -109,9 +109,7 @@ def create_app(service: GatewayService, control_key: str) -> FastAPI:
 
     def shaped(request: Request, error: GatewayError) -> Response:
         service.metrics.error(error.code)
-        anthropic = "/v1/messages" in request.scope["path"]
-        body = error.anthropic_body() if anthropic else error.openai_body()
-        return json_response(body, error.status, error.headers())
+        return json_response(error_body(request.scope, error), error.status, error.headers())
 
     @app.exception_handler(GatewayError)
     async def gateway_error(request: Request, error: GatewayError) -> Response:

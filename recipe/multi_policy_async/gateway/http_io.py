@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .checks import parse_json
-from .errors import BadRequest, BodyTooLarge, RequestTimeout
+from .errors import BadRequest, BodyTooLarge, GatewayError, RequestTimeout
 
 Headers = list[tuple[bytes, bytes]]
 LATE_AFTER_S = "late_after_s"  # in a scope's state: the server gives the request up, which began so long ago
@@ -79,6 +79,12 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+def error_body(scope: Scope, error: GatewayError) -> dict[str, Any]:
+    """An error in the shape of the provider whose client asks: Anthropic's names itself, if not by the path."""
+    anthropic = "/v1/messages" in scope["path"] or header(scope, b"anthropic-version") is not None
+    return error.anthropic_body() if anthropic else error.openai_body()
 
 
 def header_safe(text: str) -> bytes:
