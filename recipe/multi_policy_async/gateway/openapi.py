@@ -104,6 +104,7 @@ _RESPONSES = {
         **_SAMPLING,
         **_TOOLS,
         "text": _OBJECT,
+        "metadata": {"type": "object", "additionalProperties": _TEXT},
     },
 }
 _MESSAGES = {
