@@ -45,7 +45,7 @@ def create_app(routers: dict[str, str], http: aiohttp.ClientSession) -> FastAPI:
 
 async def serve(routers: dict[str, str]) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        server = HttpServer(create_app(routers, http), "127.0.0.1", 0, max_head_bytes=2**16)
+        server = HttpServer(create_app(routers, http), "127.0.0.1", 0, max_head_bytes=2**16, request_timeout_s=60)
         url = await server.start()
         calm_collector()
         print(json.dumps({"url": url}), flush=True)

@@ -83,7 +83,11 @@ class MultiModelGatewayRouter:
         self.service = GatewayService(self.spec, routes, registry, sink, make_upstream, team_share)
         self.app = create_app(self.service, self.control_key)
         self._server = HttpServer(
-            AgentsFirst(self.app), self.spec.host, self.spec.port, max_head_bytes=self.spec.max_header_bytes
+            AgentsFirst(self.app),
+            self.spec.host,
+            self.spec.port,
+            max_head_bytes=self.spec.max_header_bytes,
+            request_timeout_s=self.spec.request_timeout_s,
         )
         self.base_url: str | None = None
         self._hungry = hungry

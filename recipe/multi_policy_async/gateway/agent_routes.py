@@ -17,6 +17,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.routing import Route
@@ -29,7 +30,7 @@ from .completions_lowering import lower_completion
 from .completions_raising import CompletionWriter
 from .errors import BadRequest, GatewayError, NotFound
 from .history import answer_of
-from .http_io import ClientLeft, LeaveWatcher, header, parse_object, read_body, send_event_stream, send_json
+from .http_io import ClientLeft, LeaveWatcher, error_body, header, parse_object, read_body, send_event_stream, send_json
 from .metadata import metadata_headers
 from .off_loop import LONG_BODY, off_loop
 from .openai_lowering import lower_chat
@@ -66,23 +67,20 @@ class AgentEndpoint:
         except ClientLeft:
             logger.debug("client left: %s", scope["path"])
         except GatewayError as error:
-            await self._send_error(send, error, started)
+            await self._send_error(scope, send, error, started)
         except Exception:
             # A bug of ours; see the error model for why it is a 503.
             logger.exception("request to %s failed", scope["path"])
             self.service.metrics.error("internal")
-            await self._send_error(send, GatewayError("internal error of the gateway"), started)
+            await self._send_error(scope, send, GatewayError("internal error of the gateway"), started)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        return error.openai_body()
-
-    async def _send_error(self, send: Send, error: GatewayError, started: bool) -> None:
+    async def _send_error(self, scope: Scope, send: Send, error: GatewayError, started: bool) -> None:
         self.service.metrics.error(error.code)
         if not started:
-            await send_json(send, error.status, self.error_body(error), error.headers())
+            await send_json(send, error.status, error_body(scope, error), error.headers())
 
     def identify(self, scope: Scope) -> tuple[WorkflowSession, str]:
         """The workflow and agent that call: from the minted URL, or from headers together with the control key.
@@ -108,7 +106,7 @@ class GenerationEndpoint(AgentEndpoint):
 
     protocol = b"openai"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
         return lower_chat(body, max_choices=self.service.spec.max_choices)
 
     def writer(self, exchange: Exchange) -> Writer:
@@ -149,11 +147,11 @@ class GenerationEndpoint(AgentEndpoint):
             if joined is not None:
                 self.service.metrics.joined(joined.model_id)
                 return joined
-        request = await watcher.wait(off_loop(len(body) > LONG_BODY, self._request, body, session))
+        request = await watcher.wait(off_loop(len(body) > LONG_BODY, self._request, body, session, agent_id))
         return await watcher.wait(self.service.start_exchange(session, agent_id, request, digest))
 
-    def _request(self, body: bytes, session: WorkflowSession) -> AgentRequest:
-        request = self.lower(parse_object(body), session)
+    def _request(self, body: bytes, session: WorkflowSession, agent_id: str) -> AgentRequest:
+        request = self.lower(parse_object(body), session, agent_id)
         request.body_bytes = len(body)
         return request
 
@@ -187,7 +185,7 @@ class CompletionsEndpoint(GenerationEndpoint):
 
     protocol = b"completions"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
         return lower_completion(body, max_choices=self.service.spec.max_choices)
 
     def writer(self, exchange: Exchange) -> Writer:
@@ -199,12 +197,12 @@ class ResponsesEndpoint(GenerationEndpoint):
 
     protocol = b"responses"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
-        return lower_responses(body, functools.partial(self._conversation, session))
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
+        return lower_responses(body, functools.partial(self._conversation, session, agent_id))
 
     @staticmethod
-    def _conversation(session: WorkflowSession, response_id: str) -> list[Message]:
-        exchange = session.find_exchange(response_id.removeprefix("resp_"))
+    def _conversation(session: WorkflowSession, agent_id: str, response_id: str) -> list[Message]:
+        exchange = session.find_exchange(agent_id, response_id.removeprefix("resp_"))
         if exchange is None or not exchange.request.messages or not exchange.ended or exchange.error is not None:
             raise NotFound("response", response_id)
         return [*exchange.request.messages, answer_of(exchange.calls[0])]
@@ -218,14 +216,11 @@ class MessagesEndpoint(GenerationEndpoint):
 
     protocol = b"anthropic"
 
-    def lower(self, body: dict[str, Any], session: WorkflowSession) -> AgentRequest:
+    def lower(self, body: dict[str, Any], session: WorkflowSession, agent_id: str) -> AgentRequest:
         return lower_messages(body)
 
     def writer(self, exchange: Exchange) -> Writer:
         return MessageWriter(exchange)
-
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        return error.anthropic_body()
 
 
 class CountTokensEndpoint(AgentEndpoint):
@@ -244,22 +239,31 @@ class CountTokensEndpoint(AgentEndpoint):
         request.body_bytes = len(body)
         return request
 
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        return error.anthropic_body()
-
 
 class ModelsEndpoint(AgentEndpoint):
-    """GET .../v1/models: the one model behind this agent."""
+    """GET .../v1/models and .../v1/models/{id}: the one model behind this agent, as both providers describe one."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, agent_id = self.identify(scope)
+        model_id = self.service.route(agent_id)
         model = {
-            "id": self.service.route(agent_id),
+            "id": model_id,
             "object": "model",
             "created": int(session.started_at),
             "owned_by": "multi_policy_async",
+            "type": "model",
+            "display_name": model_id,
+            "created_at": datetime.fromtimestamp(int(session.started_at), UTC).isoformat(),
+            "lifecycle": "active",
         }
-        await send_json(send, 200, {"object": "list", "data": [model]})
+        asked = scope["path_params"].get("model_id")
+        if asked is None:
+            page = {"has_more": False, "first_id": model_id, "last_id": model_id}
+            await send_json(send, 200, {"object": "list", "data": [model], **page})
+        elif asked == model_id:
+            await send_json(send, 200, model)
+        else:
+            raise NotFound("model", asked, [model_id])
 
 
 class RewardsEndpoint(AgentEndpoint):
@@ -268,7 +272,8 @@ class RewardsEndpoint(AgentEndpoint):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         session, agent_id = self.identify(scope)
         self.service.route(agent_id)
-        body = parse_object(await read_body(scope, receive, self.service.spec.max_body_bytes))
+        body = await read_body(scope, receive, self.service.spec.max_body_bytes)
+        body = await off_loop(len(body) > LONG_BODY, parse_object, body)
         if len(body) != 1 or not body.keys() <= {"reward", "rewards"}:
             raise BadRequest('the body must be {"reward": <this agent\'s>} or {"rewards": <in any form>}')
         rewards = {agent_id: body["reward"]} if "reward" in body else body["rewards"]
@@ -285,6 +290,7 @@ def agent_routes(service: GatewayService, check_key: Callable[[Scope], None]) ->
         ("/v1/messages", MessagesEndpoint(service, check_key), "POST"),
         ("/v1/messages/count_tokens", CountTokensEndpoint(service, check_key), "POST"),
         ("/v1/models", ModelsEndpoint(service, check_key), "GET"),
+        ("/v1/models/{model_id:path}", ModelsEndpoint(service, check_key), "GET"),
         ("/v1/rewards", RewardsEndpoint(service, check_key), "POST"),
     ]
     return [

@@ -25,7 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .agent_routes import AgentEndpoint, agent_routes
 from .control_routes import control_router, health_router, key_checker
 from .errors import BadRequest, GatewayError, NotFound
-from .http_io import ClientLeft, json_response, parse_object, read_body, send_json
+from .http_io import ClientLeft, error_body, json_response, parse_object, read_body, send_json
+from .off_loop import LONG_BODY, off_loop
 from .openapi import document_agent_routes
 from .service import GatewayService
 
@@ -47,10 +48,10 @@ class MethodNotAllowed(GatewayError):
 class ControlGuard:
     """Checks the key and bounds the body of control calls before anything of the body is read."""
 
-    def __init__(self, app: ASGIApp, check_key: Callable[[Scope], None], max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, check_key: Callable[[Scope], None], service: GatewayService) -> None:
         self._app = app
         self._check_key = check_key
-        self._max_body_bytes = max_body_bytes
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/control/"):
@@ -58,10 +59,11 @@ class ControlGuard:
             return
         try:
             self._check_key(scope)
-            body = await read_body(scope, receive, self._max_body_bytes)
-            if body:
-                parse_object(body)  # stricter than FastAPI's parser: what cannot be written down again is refused here
+            body = await read_body(scope, receive, self._service.spec.max_body_bytes)
+            if body:  # stricter than FastAPI's parser: what cannot be written down again is refused here
+                await off_loop(len(body) > LONG_BODY, parse_object, body)
         except GatewayError as error:
+            self._service.metrics.error(error.code)
             await send_json(send, error.status, error.openai_body(), error.headers())
             return
         except ClientLeft:
@@ -99,7 +101,7 @@ def create_app(service: GatewayService, control_key: str) -> FastAPI:
     """The agent routes, the control API, probes and metrics."""
     app = FastAPI(title="multi_policy_async gateway", docs_url=None, redoc_url=None, redirect_slashes=False)
     check_key = key_checker(control_key)
-    app.add_middleware(ControlGuard, check_key=check_key, max_body_bytes=service.spec.max_body_bytes)
+    app.add_middleware(ControlGuard, check_key=check_key, service=service)
     app.router.routes.extend(agent_routes(service, check_key))
     app.include_router(control_router(service))
     app.include_router(health_router(service))
@@ -107,9 +109,7 @@ def create_app(service: GatewayService, control_key: str) -> FastAPI:
 
     def shaped(request: Request, error: GatewayError) -> Response:
         service.metrics.error(error.code)
-        anthropic = "/v1/messages" in request.scope["path"]
-        body = error.anthropic_body() if anthropic else error.openai_body()
-        return json_response(body, error.status, error.headers())
+        return json_response(error_body(request.scope, error), error.status, error.headers())
 
     @app.exception_handler(GatewayError)
     async def gateway_error(request: Request, error: GatewayError) -> Response:

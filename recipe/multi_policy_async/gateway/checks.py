@@ -14,6 +14,7 @@
 """Checks on fields of untrusted JSON bodies; every fault is a BadRequest that names the field."""
 
 import math
+import reprlib
 from typing import Any
 
 import orjson
@@ -22,6 +23,10 @@ from .errors import BadRequest
 
 # Templates, digests and encoders recurse; orjson would read ten times as deep as it writes.
 MAX_DEPTH = 100
+
+_SHOWN = 80
+_SHORT = reprlib.Repr()  # what is wrong may be long; writing 8 MB out takes a fifth of a second
+_SHORT.maxstring = _SHORT.maxother = _SHOWN
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -49,10 +54,9 @@ def _deeper_than(limit: int, value: Any) -> bool:
 
 def fault(param: str, expected: str, value: Any) -> BadRequest:
     """The error for a field of another type or out of its bounds."""
-    shown = repr(value)
-    return BadRequest(
-        f"{param} must be {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}", param=param
-    )
+    shown = _SHORT.repr(value)
+    shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
+    return BadRequest(f"{param} must be {expected}, got {shown}", param=param)
 
 
 def number(value: Any, param: str, low: float, high: float) -> float:

@@ -21,6 +21,7 @@ from .openai_lowering import lower_max_tokens, lower_sampling, lower_stops
 from .request import AgentRequest
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_LARGEST_ID = 2**31 - 1
 
 
 def lower_completion(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
@@ -77,4 +78,7 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def _ids(entries: list[Any], where: str) -> list[int]:
-    return [integer(entry, f"{where}[{index}]", 0) for index, entry in enumerate(entries)]
+    for index, entry in enumerate(entries):
+        if type(entry) is not int or not 0 <= entry <= _LARGEST_ID:
+            integer(entry, f"{where}[{index}]", 0, _LARGEST_ID)  # a name for each of millions would take a second
+    return entries

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from .checks import fault, mapping, string
+from .checks import array, fault, mapping, string
 from .errors import BadRequest, UnsupportedValue
 from .request import Constraint
 
@@ -74,22 +74,50 @@ def forced_call(tools: list[dict[str, Any]], name: str | None) -> Constraint:
     return Constraint(_text(calls[0] if len(calls) == 1 else {"anyOf": calls}), "tool_choice", is_call=True)
 
 
-def openai_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> Constraint | None:
-    """The constraint of OpenAI's ``tool_choice``: auto and none have none.
+def openai_tool_choice(
+    choice: Any, tools: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]] | None, Constraint | None]:
+    """The tools that OpenAI's ``tool_choice`` leaves, None for none of them, and its constraint if it forces a call.
 
     Raises:
         BadRequest: it is of another form, or names no tool.
     """
     if choice in (None, "auto", "none"):
-        return None
+        return (tools if tools and choice != "none" else None), None
     if choice == "required":
-        return forced_call(tools, None)
+        return tools, forced_call(tools, None)
     if not isinstance(choice, dict):
         raise fault("tool_choice", "'auto', 'none', 'required' or an object", choice)
-    if choice.get("type") != "function":
-        raise UnsupportedValue(f"tool_choice of type {choice.get('type')!r} is not supported", param="tool_choice")
-    named = mapping(choice.get("function", choice), "tool_choice.function")
-    return forced_call(tools, string(named.get("name"), "tool_choice.function.name"))
+    choice = flat(choice)
+    if choice.get("type") == "function":
+        return tools, forced_call(tools, string(choice.get("name"), "tool_choice.name"))
+    if choice.get("type") == "allowed_tools":
+        if (mode := choice.get("mode")) not in ("auto", "required"):
+            raise fault("tool_choice.mode", "'auto' or 'required'", mode)
+        return openai_tool_choice(mode, _allowed(choice, tools))
+    raise UnsupportedValue(f"tool_choice of type {choice.get('type')!r} is not supported", param="tool_choice")
+
+
+def flat(named: Any) -> Any:
+    """What names tools, as the responses API writes it: chat completions nest it under the name of its type."""
+    kind = named.get("type") if isinstance(named, dict) else None
+    nested = named.get(kind) if isinstance(kind, str) else None
+    return {**nested, "type": kind} if isinstance(nested, dict) else named
+
+
+def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = set()
+    for index, entry in enumerate(array(choice.get("tools"), "tool_choice.tools")):
+        where = f"tool_choice.tools[{index}]"
+        entry = flat(mapping(entry, where))
+        if entry.get("type") != "function":
+            raise UnsupportedValue(f"{where}.type must be 'function'", param=f"{where}.type")
+        names.add(string(entry.get("name"), f"{where}.name"))
+    if not names:
+        raise fault("tool_choice.tools", "a non-empty array", [])
+    if unknown := names.difference(tool["function"]["name"] for tool in tools):
+        raise BadRequest(f"tool_choice allows {sorted(unknown)}, which are none of tools", param="tool_choice.tools")
+    return [tool for tool in tools if tool["function"]["name"] in names]
 
 
 def one_constraint(call: Constraint | None, form: Constraint | None) -> Constraint | None:

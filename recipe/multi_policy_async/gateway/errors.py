@@ -123,6 +123,18 @@ class WorkflowClosed(GatewayError):
     anthropic_type = "invalid_request_error"
 
 
+class RequestTimeout(GatewayError):
+    """The body never ended. Not to be tried again by itself: only its body tells a retry from a new request."""
+
+    status = 408
+    code = "request_timeout"
+    openai_type = "invalid_request_error"
+    anthropic_type = "timeout_error"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"connection", b"close")]
+
+
 class BodyTooLarge(GatewayError):
     status = 413
     code = "request_too_large"

@@ -22,9 +22,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .checks import parse_json
-from .errors import BadRequest, BodyTooLarge
+from .errors import BadRequest, BodyTooLarge, GatewayError, RequestTimeout
 
 Headers = list[tuple[bytes, bytes]]
+LATE_AFTER_S = "late_after_s"  # in a scope's state: the server gives the request up, which began so long ago
 _T = TypeVar("_T")
 
 
@@ -37,6 +38,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
     Raises:
         BodyTooLarge: more than ``limit`` bytes; the rest is not read.
+        RequestTimeout: the rest does not come.
         ClientLeft: the connection closed meanwhile.
     """
     chunks: list[bytes] = []
@@ -52,6 +54,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if (late_after_s := scope["state"].get(LATE_AFTER_S)) is not None:
+            raise RequestTimeout(f"the request was not whole within {late_after_s:g} s")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -75,6 +79,12 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+def error_body(scope: Scope, error: GatewayError) -> dict[str, Any]:
+    """An error in the shape of the provider whose client asks: Anthropic's names itself, if not by the path."""
+    anthropic = "/v1/messages" in scope["path"] or header(scope, b"anthropic-version") is not None
+    return error.anthropic_body() if anthropic else error.openai_body()
 
 
 def header_safe(text: str) -> bytes:

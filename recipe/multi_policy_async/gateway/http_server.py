@@ -11,17 +11,20 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""uvicorn inside a process that has its own signal handling, with bounded request heads."""
+"""uvicorn inside a process that has its own signal handling, with bounded requests."""
 
 import asyncio
 import contextlib
-import importlib.util
+import functools
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .http_io import LATE_AFTER_S
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
@@ -33,13 +36,16 @@ class HttpServer:
     Args:
         port: 0 for any free one.
         max_head_bytes: a request line with headers beyond this ends the connection.
+        request_timeout_s: a request that is not whole so long after it began is given up.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, max_head_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, max_head_bytes: int, request_timeout_s: float) -> None:
         self._app = app
         self._host = host
         self._port = port
-        self._max_head_bytes = max_head_bytes
+        self._protocol = functools.partial(
+            _BoundedProtocol, max_head_bytes=max_head_bytes, request_timeout_s=request_timeout_s
+        )
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -56,7 +62,7 @@ class HttpServer:
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             self._app,
-            http=_protocol(self._max_head_bytes),
+            http=self._protocol,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -64,7 +70,6 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close first
-            h11_max_incomplete_event_size=self._max_head_bytes,
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -95,39 +100,87 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(max_head_bytes: int) -> Any:
-    """httptools, whose parser has no bound of its own, with one; h11, which has one, where it is not installed."""
-    if importlib.util.find_spec("httptools") is None:
-        return "h11"
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+class _BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, with bounds it has not: on the size of a request's head, and on the time until a request is whole.
 
-    class BoundedHeadProtocol(HttpToolsProtocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._in_head = True
-            self._head_bytes = 0
+    A head that is late ends the connection, and so does the rest of a body that was answered unread. Who waits for a
+    late body is told, see ``read_body``. Nothing is late while an earlier answer is under way. A request that comes in
+    one piece, as nearly all do, starts no timer.
+    """
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(_JoinedWrites(transport))
+    def __init__(self, *args: Any, max_head_bytes: int, request_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_head_bytes = max_head_bytes
+        self._request_timeout_s = request_timeout_s
+        self._in_head = True
+        self._head_bytes = 0
+        self._whole = False
+        self._timer: asyncio.TimerHandle | None = None
 
-        def data_received(self, data: bytes) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(_JoinedWrites(transport))
+        # A connection that says nothing is idle from the beginning.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        self._whole = False
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._head_bytes > self._max_head_bytes:
+            self._refuse(b"431 Request Header Fields Too Large")
+        elif not self._whole and self._timer is None:
+            self._start_timer()
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._whole = True, False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._whole = True
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._whole:  # the next request is being sent, or the rest of an unread body: nothing waits for it now
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self._request_timeout_s, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self.cycle is None or self.cycle.response_complete:
             if self._in_head:
-                self._head_bytes += len(data)
-            super().data_received(data)
-            if self._in_head and self._head_bytes > max_head_bytes and not self.transport.is_closing():
-                self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
+                self._refuse(b"408 Request Timeout")
+            else:
                 self.transport.close()
+        elif not self._in_head and not self.pipeline:
+            self.scope["state"][LATE_AFTER_S] = self._request_timeout_s
+            self.cycle.message_event.set()  # wakes who waits for the body
 
-        def on_message_begin(self) -> None:
-            self._in_head = True
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._head_bytes = 0
-            super().on_headers_complete()
-
-    return BoundedHeadProtocol
+    def _refuse(self, status: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\n\r\n")
+        self.transport.close()
 
 
 class _JoinedWrites:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..vision import ImageProcessor, collapse, expand, read_size
+from .budget import check_possible
 from .call import Call
 from .errors import BadRequest, UnsupportedValue
 from .image_fetch import fetch_image
@@ -124,8 +125,9 @@ def place_images(model: "ServedModel", ids: list[int], images: list[ImageContent
     """Put the images into the ids of a whole prompt.
 
     Raises:
-        BadRequest: the template did not place them, or the model's servers would read other ids.
+        BadRequest: the template did not place them, there are too many ids, or the model's servers would read others.
     """
+    check_possible(model.binding, len(ids) + _added_by(images))
     placed = model.tokenizer.images.expand(ids, images)
     if not can_send(model, placed):
         raise UnsupportedValue(
@@ -142,10 +144,19 @@ def extend_with_images(
     """Put the images that are new since ``parent`` into ids that begin with its prompt and answer.
 
     None where the model's servers would read other ids: the sampled ones need not be what their text encodes to.
+
+    Raises:
+        BadRequest: the template did not place the images, or there are too many ids.
     """
-    length = len(parent.prompt_ids) + len(parent.ids)
-    placed = ids[:length] + model.tokenizer.images.expand(ids[length:], images[len(parent.prompt.images) :])
+    length, new = len(parent.prompt_ids) + len(parent.ids), images[len(parent.prompt.images) :]
+    check_possible(model.binding, len(ids) + _added_by(new))
+    placed = ids[:length] + model.tokenizer.images.expand(ids[length:], new)
     return placed if can_send(model, placed) else None
+
+
+def _added_by(images: list[ImageContent]) -> int:
+    """Ids that images add to a prompt which has a placeholder for each."""
+    return sum(image.tokens - 1 for image in images)
 
 
 def can_send(model: "ServedModel", ids: list[int]) -> bool:

@@ -149,8 +149,8 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Con
         function = mapping(tool.get("function"), f"{where}.function")
         if not string(function.get("name"), f"{where}.function.name"):
             raise fault(f"{where}.function.name", "a non-empty string", "")
-    constraint = openai_tool_choice(body.get("tool_choice"), tools)
-    return (tools if tools and body.get("tool_choice") != "none" else None), parallel, constraint
+    offered, constraint = openai_tool_choice(body.get("tool_choice"), tools)
+    return offered, parallel, constraint
 
 
 def _messages(body: dict[str, Any]) -> list[Message]:

@@ -104,6 +104,7 @@ _RESPONSES = {
         **_SAMPLING,
         **_TOOLS,
         "text": _OBJECT,
+        "metadata": {"type": "object", "additionalProperties": _TEXT},
     },
 }
 _MESSAGES = {
@@ -130,6 +131,7 @@ _ROUTES: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "/v1/messages/count_tokens": ("post", "Anthropic token count", _COUNT_TOKENS),
     "/v1/rewards": ("post", "Rewards known before the end", _REWARDS),
     "/v1/models": ("get", "The one model behind this agent", None),
+    "/v1/models/{model_id}": ("get", "The same by its id", None),
 }
 
 
@@ -162,8 +164,9 @@ def agent_paths() -> dict[str, Any]:
     by_headers = [_parameter("x-workflow-id", "header"), _parameter("x-agent-id", "header")]
     paths: dict[str, Any] = {}
     for path, (method, summary, body) in _ROUTES.items():
-        paths[f"/w/{{token}}/agents/{{agent_id}}{path}"] = {method: _operation(summary, body, by_url)}
-        secured = {**_operation(summary, body, by_headers), "security": [{"HTTPBearer": []}]}
+        own = [_parameter("model_id", "path")] if "{model_id}" in path else []
+        paths[f"/w/{{token}}/agents/{{agent_id}}{path}"] = {method: _operation(summary, body, by_url + own)}
+        secured = {**_operation(summary, body, by_headers + own), "security": [{"HTTPBearer": []}]}
         paths[path] = {method: secured}
     return paths
 

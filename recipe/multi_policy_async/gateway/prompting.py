@@ -16,7 +16,7 @@
 import functools
 from typing import Any
 
-from .call import Call
+from .budget import check_possible
 from .errors import BadRequest
 from .generation import ServedModel
 from .history import Prompt, conversation_digests, extend, raw_answer
@@ -61,9 +61,12 @@ async def build_completion_prompts(
     """The prompts of a completion: texts are encoded as they stand, special tokens included; ids are taken as they are.
 
     Raises:
-        BadRequest: a prompt is empty, or holds an id that is none of this model's.
+        BadRequest: a prompt is empty, too long, or holds an id that is none of this model's.
     """
-    return [await _completion_prompt(session, model.tokenizer, agent_id, prompt) for prompt in request.prompts or ()]
+    for prompt in request.prompts:
+        if not isinstance(prompt, str):
+            check_possible(model.binding, len(prompt))
+    return [await _completion_prompt(session, model.tokenizer, agent_id, prompt) for prompt in request.prompts]
 
 
 async def _completion_prompt(
@@ -78,7 +81,8 @@ async def _completion_prompt(
         ids = prompt
         if any(token_id >= tokenizer.vocab_size for token_id in ids):
             raise BadRequest(f"prompt: the token ids of this model are below {tokenizer.vocab_size}", param="prompt")
-        text = tokenizer.decode(ids, skip_special_tokens=False)
+        decode = functools.partial(tokenizer.decode, ids, skip_special_tokens=False)
+        text = await off_loop(len(ids) > LONG_TEXT, decode)
         parent = session.conversations.find_completion(agent_id, ids)
     if not ids:
         raise BadRequest("prompt is empty", param="prompt")
@@ -96,15 +100,3 @@ async def _render(
 
 async def _encode(tokenizer: PolicyTokenizer, text: str) -> list[int]:
     return await off_loop(len(text) > LONG_TEXT, tokenizer.encode, text)
-
-
-def row_prompt_tokens(parent: Call, max_response_length: int) -> int:
-    """Prompt length of the merged row that ends with ``parent``; rows end where the next turn would not fit."""
-    turns = [parent]
-    while turns[-1].prompt.parent is not None:
-        turns.append(turns[-1].prompt.parent)
-    start = turns[-1]
-    for turn in reversed(turns):
-        if len(turn.prompt_ids) - len(start.prompt_ids) + len(turn.ids) > max_response_length:
-            start = turn
-    return len(start.prompt_ids)

@@ -49,6 +49,7 @@ class AgentRequest:
         max_tokens: the client's budget, None when it left it open.
         body_bytes: size of the body, which says what the request costs to handle.
         echoed: request ids of earlier answers that the client names, where a protocol has such names.
+        told: parameters that the answer repeats, where a protocol does that.
     """
 
     messages: list[Message]
@@ -67,4 +68,5 @@ class AgentRequest:
     prompts: list[str | list[int]] | None = None
     constraint: Constraint | None = None
     echoed: frozenset[str] = frozenset()
+    told: dict[str, Any] = field(default_factory=dict)
     body_bytes: int = 0

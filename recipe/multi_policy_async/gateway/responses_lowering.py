@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .checks import array, boolean, fault, integer, mapping, string
-from .constraints import json_format, one_constraint, openai_tool_choice
+from .constraints import flat, json_format, one_constraint, openai_tool_choice
 from .errors import BadRequest, UnsupportedValue
 from .image_parts import joined, responses_image
 from .openai_lowering import lower_sampling, parse_arguments
-from .request import AgentRequest, Constraint, Message
+from .request import AgentRequest, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -36,8 +36,10 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     Raises:
         BadRequest: naming the field at fault.
     """
-    tools, parallel, forced = _tools(body)
     _refuse_unsupported(body)
+    tools = _tools(body)
+    offered, forced = openai_tool_choice(body.get("tool_choice"), tools)
+    form = _format(body)
     messages: list[Message] = []
     if body.get("instructions") is not None:
         messages.append({"role": "system", "content": string(body["instructions"], "instructions")})
@@ -49,17 +51,26 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     echoed = _echoed(body)
     if not messages:
         raise BadRequest("input is empty", param="input")
-    limit = body.get("max_output_tokens")
+    limit, parallel = body.get("max_output_tokens"), body.get("parallel_tool_calls")
     return AgentRequest(
         messages=messages,
-        tools=tools,
-        parallel_tool_calls=parallel,
+        tools=offered,
+        parallel_tool_calls=True if parallel is None else boolean(parallel, "parallel_tool_calls"),
         asked=lower_sampling(body),
         max_tokens=None if limit is None else integer(limit, "max_output_tokens", 1),
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
-        constraint=one_constraint(forced, _format(body)),
+        constraint=one_constraint(forced, json_format(form, "text.format", lambda f: f.get("schema"))),
         model=None if body.get("model") is None else string(body["model"], "model"),
         echoed=echoed,
+        told={
+            "instructions": body.get("instructions"),
+            "previous_response_id": body.get("previous_response_id"),
+            "max_output_tokens": limit,
+            "tools": [{"description": None, "parameters": None, "strict": None, **t} for t in body.get("tools") or ()],
+            "tool_choice": "auto" if body.get("tool_choice") is None else flat(body["tool_choice"]),
+            "text": {"format": form},
+            "metadata": _metadata(body),
+        },
     )
 
 
@@ -78,28 +89,28 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             raise UnsupportedValue(f"{name} is not supported: nothing is stored here", param=name)
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Constraint | None]:
+def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
     tools = []
     for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
         where = f"tools[{index}]"
         if mapping(tool, where).get("type") != "function":
             raise UnsupportedValue(f"{where}: tools of type {tool.get('type')!r} are not supported", param=where)
         function = {"name": string(tool.get("name"), f"{where}.name")}
-        for name in ("description", "parameters"):
+        for name, check in (("description", string), ("parameters", mapping)):
             if tool.get(name) is not None:
-                function[name] = tool[name]
+                function[name] = check(tool[name], f"{where}.{name}")
         tools.append({"type": "function", "function": function})
-    choice = body.get("tool_choice")
-    constraint = openai_tool_choice(choice, tools)
-    parallel = body.get("parallel_tool_calls")
-    parallel = True if parallel is None else boolean(parallel, "parallel_tool_calls")
-    return (tools if tools and choice != "none" else None), parallel, constraint
+    return tools
 
 
-def _format(body: dict[str, Any]) -> Constraint | None:
+def _format(body: dict[str, Any]) -> dict[str, Any]:
     text = {} if body.get("text") is None else mapping(body["text"], "text")
-    form = {"type": "text"} if text.get("format") is None else mapping(text["format"], "text.format")
-    return json_format(form, "text.format", lambda f: f.get("schema"))
+    return {"type": "text"} if text.get("format") is None else mapping(text["format"], "text.format")
+
+
+def _metadata(body: dict[str, Any]) -> dict[str, str]:
+    metadata = {} if body.get("metadata") is None else mapping(body["metadata"], "metadata")
+    return {name: string(value, f"metadata.{name}") for name, value in metadata.items()}
 
 
 def _input(given: Any) -> list[Message]:

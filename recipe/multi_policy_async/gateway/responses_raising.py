@@ -82,10 +82,9 @@ class ResponseWriter:
             "output": output,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
+            **exchange.request.told,
             "parallel_tool_calls": exchange.request.parallel_tool_calls,
-            "tool_choice": "auto",
-            "tools": [{"type": "function", **tool["function"]} for tool in exchange.request.tools or []],
+            "truncation": "disabled",
             "temperature": call.sampling.params.get("temperature"),
             "top_p": call.sampling.params.get("top_p", 1.0),
             "usage": None if status == "in_progress" else self._usage(),
@@ -93,15 +92,19 @@ class ResponseWriter:
         }
 
     def _metadata(self) -> dict[str, str]:
-        """This API's own metadata field, which holds strings."""
+        """This API's own metadata field, which holds strings: the client's, and where the answer came from."""
         known = metadata(self._exchange)
-        return {**known, "policy_version": ",".join(known["policy_version"] or ())}
+        return {
+            **self._exchange.request.told["metadata"],
+            **known,
+            "policy_version": ",".join(known["policy_version"] or ()),
+        }
 
     def _usage(self) -> dict[str, Any]:
         call = self._call
         return {
             "input_tokens": len(call.prompt_ids),
-            "input_tokens_details": {"cached_tokens": call.cached_tokens},
+            "input_tokens_details": {"cached_tokens": call.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": len(call.ids),
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": len(call.prompt_ids) + len(call.ids),

@@ -22,15 +22,16 @@ from ..agent_model_route_table import AgentModelRouteTable, UnknownAgent
 from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelState, ModelStatus
 from ..rewards import TeamShare
 from ..trajectory import Version
+from .budget import call_budget
 from .call import Call, Exchange
 from .closing import Sink, WorkflowCloser
-from .errors import ContextLengthExceeded, NotFound, UnsupportedValue
+from .errors import NotFound, UnsupportedValue
 from .gate import ModelGate
 from .generation import ServedModel
 from .history import Prompt
 from .metrics import GatewayMetrics
 from .output_parsing import THINK, CallParser, OutputParser, PlainParser, Reading
-from .prompting import build_completion_prompts, build_prompt, row_prompt_tokens
+from .prompting import build_completion_prompts, build_prompt
 from .request import AgentRequest
 from .sampling import SamplingDecision, decide_sampling
 from .session import WorkflowSession
@@ -166,22 +167,17 @@ class GatewayService:
         model_id = self.route(agent_id)
         self._check_model_name(request, model_id)
         self._check_constraint(request)
+        session.check_may_call()
         await session.wait_resumed()
         model = await self.served(model_id, session.workflow_id)
+        sampling = self._sampling(session, model.binding, request)
         if request.prompts is None:
             prompts = [await build_prompt(session, model, agent_id, request)]
         else:
             prompts = await build_completion_prompts(session, model, agent_id, request)
-        budgets = [self._budget(model.binding, prompt, request) for prompt in prompts]
+        merged = self.spec.rows == "merged" and request.n == 1
+        budgets = [call_budget(model.binding, prompt, request.max_tokens, merged=merged) for prompt in prompts]
         reading = await self._reading(model, request, prompts[0].text)
-        sampling = decide_sampling(
-            model.binding,
-            request.asked,
-            evaluation=session.purpose == "eval",
-            refuse=self.spec.sampling == "refuse",
-        )
-        if request.constraint is not None:
-            sampling.constrain(request.constraint.schema)
         for name in sampling.overridden:
             self.metrics.sampling_overridden(model_id, name)
         exchange = session.new_exchange(agent_id, model_id, request, digest)
@@ -235,6 +231,13 @@ class GatewayService:
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
 
+    def _sampling(self, session: WorkflowSession, binding: ModelBinding, request: AgentRequest) -> SamplingDecision:
+        evaluation, refuse = session.purpose == "eval", self.spec.sampling == "refuse"
+        sampling = decide_sampling(binding, request.asked, evaluation=evaluation, refuse=refuse)
+        if request.constraint is not None:
+            sampling.constrain(request.constraint.schema)
+        return sampling
+
     def _check_constraint(self, request: AgentRequest) -> None:
         constraint = request.constraint
         if constraint is not None and self.spec.constrained == "refuse":
@@ -248,20 +251,6 @@ class GatewayService:
     def _check_model_name(self, request: AgentRequest, model_id: str) -> None:
         if self.spec.model_names == "strict" and request.model != model_id:
             raise NotFound("model", str(request.model), [model_id])
-
-    def _budget(self, binding: ModelBinding, prompt: Prompt, request: AgentRequest) -> tuple[int, bool]:
-        """Tokens a call may sample, and whether it must go on in its parent's row.
-
-        The latter when a conversation outgrew the longest prompt of a row, but still fits behind its own row's prompt.
-        """
-        parent, length = prompt.parent, len(prompt.ids)
-        if self.spec.rows == "merged" and length > binding.max_prompt_length and request.n == 1 and parent is not None:
-            taken = parent.extended_by is not None and parent.extended_by.bound
-            used = length - row_prompt_tokens(parent, binding.max_response_length)
-            left = min(binding.max_response_length - used, binding.max_model_len - length)
-            if left > 0 and not taken:
-                return min(request.max_tokens or left, left), True
-        return response_budget(binding, length, request.max_tokens), False
 
     async def _reading(self, model: ServedModel, request: AgentRequest, text: str) -> Reading:
         tokenizer, ends = model.tokenizer, model.tokenizer.end_of_turn_ids
@@ -317,33 +306,6 @@ class GatewayService:
         closing: list[Awaitable[None]] = [s.abandon_all("shutdown") for s in self.sessions.open_sessions]
         await asyncio.gather(*closing)
         await asyncio.gather(*(model.close() for model in self._models.values()))
-
-
-def response_budget(binding: ModelBinding, prompt_tokens: int, asked: int | None) -> int:
-    """Tokens a call may sample; checked before sending, since servers answer over-long prompts in many ways.
-
-    A budget that the client left open shrinks to the room there is; one above ``max_response_length`` is cut to it.
-
-    Raises:
-        ContextLengthExceeded: the prompt, or the prompt with the budget asked for, does not fit.
-    """
-    limit = min(binding.max_prompt_length, binding.max_model_len - 1)
-    if prompt_tokens > limit:
-        raise ContextLengthExceeded(
-            prompt=prompt_tokens, budget=0, limit=limit, what=f"the longest prompt of model {binding.model_id}"
-        )
-    room = binding.max_model_len - prompt_tokens
-    if asked is None:
-        return min(binding.max_response_length, room)
-    budget = min(asked, binding.max_response_length)
-    if budget > room:
-        raise ContextLengthExceeded(
-            prompt=prompt_tokens,
-            budget=budget,
-            limit=binding.max_model_len,
-            what=f"the maximum context length of model {binding.model_id}",
-        )
-    return budget
 
 
 def make_upstream(spec: GatewaySpec, binding: ModelBinding) -> Upstream:

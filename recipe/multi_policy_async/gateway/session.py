@@ -119,6 +119,17 @@ class WorkflowSession:
         if self.state != SessionState.OPEN:
             raise WorkflowClosed(f"workflow {self.workflow_id} is finalized; its agents can make no more calls")
 
+    def check_may_call(self) -> None:
+        """Refuse calls of a workflow that is over, or made as many as it may.
+
+        Raises:
+            WorkflowClosed: it was finalized or aborted.
+            TooManyCalls: the bound on calls is reached.
+        """
+        self.check_open()
+        if len(self.exchanges) >= self._spec.max_calls_per_workflow:
+            raise TooManyCalls(f"workflow {self.workflow_id} made {len(self.exchanges)} calls, it may not make more")
+
     def pause(self) -> None:
         """Hold new requests; running calls go on."""
         self.check_open()
@@ -150,9 +161,14 @@ class WorkflowSession:
 
         Raises:
             WorkflowClosed: it was finalized or aborted.
-            BadRequest: a value is no finite number, or an agent is none of ``agents``.
+            BadRequest: a value is no finite number, an agent is none of ``agents``, or there are too many values.
         """
         self.check_open()
+        most = self._spec.max_calls_per_workflow * self._spec.max_choices  # trajectories; looking at each value costs
+        inner = rewards.values() if isinstance(rewards, dict) and len(rewards) <= most else ()
+        count = sum(len(part) for part in (rewards, *inner) if isinstance(part, (list, dict)))
+        if count > most:
+            raise BadRequest(f"{count} rewards: a workflow can have at most {most} trajectories", param="rewards")
         try:
             rewards = check_rewards(self.workflow_id, rewards, agents)
         except ValueError as fault:
@@ -166,12 +182,9 @@ class WorkflowSession:
         """Register a request.
 
         Raises:
-            WorkflowClosed, Busy: see ``check_open``.
-            TooManyCalls: the bound on calls is reached.
+            WorkflowClosed, TooManyCalls: see ``check_may_call``.
         """
-        self.check_open()
-        if len(self.exchanges) >= self._spec.max_calls_per_workflow:
-            raise TooManyCalls(f"workflow {self.workflow_id} made {len(self.exchanges)} calls, it may not make more")
+        self.check_may_call()
         turn = self._turns[agent_id]
         self._turns[agent_id] += 1
         exchange = Exchange(f"{self.workflow_id}:{agent_id}:{turn}", agent_id, model_id, request, digest)
@@ -231,9 +244,10 @@ class WorkflowSession:
             return None
         return candidates[-1] if candidates else None
 
-    def find_exchange(self, exchange_id: str) -> Exchange | None:
-        """By id; None when this workflow has no such exchange."""
-        return next((e for e in reversed(self.exchanges) if e.exchange_id == exchange_id), None)
+    def find_exchange(self, agent_id: str, exchange_id: str) -> Exchange | None:
+        """By id; None when this agent has no such exchange."""
+        own = (exchange for exchange in reversed(self.exchanges) if exchange.agent_id == agent_id)
+        return next((exchange for exchange in own if exchange.exchange_id == exchange_id), None)
 
     def note_unanswered(self, agent_id: str, digest: bytes) -> None:
         """A request ended before it became an exchange, and may be tried again: that is no retry of another one."""

@@ -60,6 +60,7 @@ class GatewaySpec(BaseModel):
     model_names: Literal["any", "strict"]
     rows: Literal["per_call", "merged"]
 
+    request_timeout_s: Annotated[float, Field(gt=0)]
     hold_timeout_s: Seconds
     retry_after_s: Annotated[int, Field(ge=1, le=60)]
     slot_timeout_s: Annotated[float, Field(gt=0)]

@@ -159,3 +159,19 @@ def test_tokens_are_counted_as_they_would_be_sent(folder, texts):
         return count.input_tokens
 
     assert run_with(folder, FakeEngine(texts.says("x")), act) == len(texts.prompt("hello"))
+
+
+def test_the_agents_model_is_listed_and_retrieved_as_anthropic_describes_models(folder, texts):
+    import anthropic
+    from anthropic.types import ModelInfo
+
+    async def act(client, world):
+        listed = [model async for model in client.models.list()]
+        raw = await (await client.models.with_raw_response.retrieve("planner_model")).text()
+        with pytest.raises(anthropic.NotFoundError, match="planner_model") as caught:
+            await client.models.retrieve("claude")
+        return listed, raw, caught.value.body
+
+    listed, raw, body = run_with(folder, FakeEngine(texts.says("x")), act)
+    assert [ModelInfo.model_validate_json(raw)] == listed and listed[0].id == "planner_model"
+    assert set(body) == {"type", "error"}

@@ -114,6 +114,50 @@ def test_a_forced_call_is_sampled_as_one_in_every_protocol(folder, texts, protoc
     assert schemas(requests) == [CALL_SCHEMA] and row.metadata["constrained"]
 
 
+OTHER = {"name": "forget", "parameters": {"type": "object"}}
+FLAT = {"type": "allowed_tools", "tools": [{"type": "function", "name": "lookup"}]}
+
+
+async def allowed_by_chat(client, mode):
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
+    tools = [*TOOLS, {"type": "function", "function": OTHER}]
+    await client.chat.completions.create(model="m", messages=ASK, tools=tools, tool_choice=choice)
+    await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS)
+
+
+async def allowed_by_responses(client, mode):
+    tools = [{"type": "function", "strict": False, **function} for function in (FUNCTION, OTHER)]
+    await client.responses.create(model="m", input=ASK, tools=tools, tool_choice={**FLAT, "mode": mode})
+    await client.responses.create(model="m", input=ASK, tools=tools[:1])
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("protocol", [allowed_by_chat, allowed_by_responses])
+def test_allowed_tools_are_the_only_ones_that_the_model_sees_and_are_forced_only_if_required(
+    folder, texts, protocol, mode
+):
+    async def scenario(world, client, endpoint):
+        await protocol(client, mode)
+
+    _, rows, requests = play(folder, texts.says(json.dumps(CALL)), scenario, constrained="exclude")
+    allowed, only = (request["input_ids"] for request in requests)
+    assert allowed == only and "lookup" in texts.tokenizer.decode(allowed)
+    assert schemas(requests) == [CALL_SCHEMA if mode == "required" else None, None]
+    assert [row.metadata["constrained"] for row in rows] == [mode == "required", False]
+
+
+@pytest.mark.parametrize(("mode", "refused"), [("auto", False), ("required", True)])
+def test_of_allowed_tools_only_the_required_ones_need_a_grammar(folder, texts, mode, refused):
+    async def scenario(world, client, endpoint):
+        try:
+            await allowed_by_responses(client, mode)
+        except openai.BadRequestError as error:
+            return error.param
+        return None
+
+    assert play(folder, texts.says("x"), scenario)[0] == ("tool_choice" if refused else None)
+
+
 def test_what_was_sampled_freely_around_a_forced_call_stays_in_rows_of_its_own(folder, texts):
     said = iter([texts.ids("hi"), texts.ids(json.dumps(CALL)), texts.ids("rain")])
     answers: dict[int, list[int]] = {}
@@ -172,6 +216,14 @@ def test_a_constrained_call_that_a_sync_cuts_starts_again_since_the_grammar_is_t
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "only one"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice must be"),
+        ({"tools": TOOLS, "tool_choice": {**FLAT, "mode": "none"}}, "tool_choice.mode"),
+        ({"tools": TOOLS, "tool_choice": {**FLAT, "mode": "auto", "tools": []}}, "non-empty"),
+        ({"tools": TOOLS, "tool_choice": {**FLAT, "mode": "auto", "tools": [{"type": "mcp"}]}}, "must be 'function'"),
+        (
+            {"tools": TOOLS, "tool_choice": {**FLAT, "mode": "auto", "tools": [{"type": "function", "name": "x"}]}},
+            r"\['x'\]",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": ["function"]}}, "tool_choice of type"),
     ],
 )
 def test_what_no_grammar_can_be_made_of_is_a_400(folder, texts, more, names):

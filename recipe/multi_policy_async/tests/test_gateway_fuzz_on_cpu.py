@@ -141,6 +141,12 @@ TOOLS = st.lists(
     | st.builds(lambda n, p: {"type": "function", "name": n, "parameters": p}, TEXT, JSON),
     max_size=2,
 )
+ALLOWED = st.builds(
+    lambda mode, tools, nested: {"type": "allowed_tools", "mode": mode, "tools": tools, **nested},
+    st.sampled_from(["auto", "required"]) | JSON,
+    TOOLS | JSON,
+    st.dictionaries(st.just("allowed_tools"), TOOLS | JSON),
+)
 SETTINGS = {
     "n": st.integers(0, 20) | JSON,
     "stop": TEXT | st.lists(TEXT, max_size=3) | JSON,
@@ -158,13 +164,14 @@ SETTINGS = {
     "logprobs": st.booleans() | st.integers(-1, 6) | JSON,
     "top_logprobs": st.integers(0, 21),
     "tools": TOOLS | JSON,
-    "tool_choice": st.sampled_from(["auto", "none", "required"]) | st.just({"type": "auto"}) | JSON,
+    "tool_choice": st.sampled_from(["auto", "none", "required"]) | st.just({"type": "auto"}) | ALLOWED | JSON,
     "parallel_tool_calls": st.booleans(),
     "response_format": st.just({"type": "json_object"}) | JSON,
     "text": JSON,
     "chat_template_kwargs": JSON | st.dictionaries(st.sampled_from(["enable_thinking", "messages", "x"]), JSON),
     "instructions": TEXT | JSON,
     "previous_response_id": TEXT | JSON,
+    "metadata": st.dictionaries(TEXT, TEXT) | JSON,
     "system": TEXT | PARTS | JSON,
     "echo": st.booleans() | JSON,
     "best_of": JSON,

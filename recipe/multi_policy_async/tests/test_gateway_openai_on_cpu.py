@@ -269,6 +269,21 @@ def test_headers_with_the_control_key_name_the_agent_as_well_as_the_url_does(fol
     assert asyncio.run(run()).metadata["agent_id"] == "solver"
 
 
+def test_the_agents_model_is_listed_and_retrieved_and_any_other_is_a_404_that_names_it(folder, texts):
+    async def run():
+        async with gateway_world(folder, engines(texts)) as world:
+            client = world.client((await world.open(W))["planner"])
+            listed, one = await client.models.list(), await client.models.retrieve("planner_model")
+            for other in ("solver_model", "Qwen/Qwen3-8B"):
+                with pytest.raises(openai.NotFoundError, match="known are .*planner_model") as caught:
+                    await client.models.retrieve(other)
+                assert other in caught.value.body["message"]
+            return listed.data, one
+
+    listed, one = asyncio.run(run())
+    assert listed == [one] and (one.id, one.object) == ("planner_model", "model")
+
+
 def test_nothing_of_the_gateway_imports_torch():
     probe = (
         "import sys; import recipe.multi_policy_async.multi_model_gateway_router, "

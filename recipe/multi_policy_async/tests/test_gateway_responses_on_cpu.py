@@ -18,6 +18,7 @@ import json
 
 import openai
 import pytest
+from openai.types.responses import Response
 
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import gateway_world
@@ -112,6 +113,27 @@ def test_a_response_goes_on_from_an_earlier_one_by_its_id(folder, texts):
     assert text == "second" and len(row.metadata["calls"]) == 2
 
 
+def test_a_response_of_another_agent_is_a_404_that_tells_nothing_of_it(folder, texts):
+    async def run():
+        engines = {
+            "planner_model": FakeEngine(texts.says("a secret plan")),
+            "solver_model": FakeEngine(texts.says("42")),
+        }
+        async with gateway_world(folder, engines) as world:
+            agents = await world.open(W)
+            planner, solver = world.client(agents["planner"]), world.client(agents["solver"])
+            plan = await planner.responses.create(model="m", input="plan")
+            refused = []
+            for response_id in (plan.id, plan.id.replace(":0", ":7")):
+                with pytest.raises(openai.NotFoundError) as caught:
+                    await solver.responses.create(model="m", input="x", previous_response_id=response_id)
+                refused.append(str(caught.value).replace(response_id, "ID"))
+            return refused, engines["solver_model"].requests
+
+    (of_another, of_nobody), requests = asyncio.run(run())
+    assert of_another == of_nobody and requests == []
+
+
 @pytest.mark.parametrize("how", ["previous_response_id", "items"])
 def test_of_equal_responses_the_one_whose_id_is_echoed_is_gone_on_with(folder, texts, how):
     async def act(client):
@@ -127,10 +149,62 @@ def test_of_equal_responses_the_one_whose_id_is_echoed_is_gone_on_with(folder, t
     assert [[call["turn"] for call in row.metadata["calls"]] for row in rows] == [[0], [1, 2]]
 
 
+FORM = {"type": "json_schema", "name": "city", "schema": {"type": "object"}, "strict": True}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            {},
+            {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True, "truncation": "disabled"}
+            | {"instructions": None, "previous_response_id": None, "max_output_tokens": None}
+            | {"temperature": 1.0, "top_p": 1.0, "text": {"format": {"type": "text"}}},
+        ),
+        ({"tools": [TOOL], "tool_choice": "none"}, {"tools": [{**TOOL, "description": None}], "tool_choice": "none"}),
+        ({"tools": [TOOL], "tool_choice": ALLOWED}, {"tool_choice": ALLOWED}),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+            {"tool_choice": {"type": "function", "name": "add"}},
+        ),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"max_output_tokens": 4, "instructions": "Be brief."}, {"max_output_tokens": 4, "instructions": "Be brief."}),
+        ({"text": {"format": FORM}}, {"text": {"format": FORM}}),
+        ({"temperature": 0.3, "top_p": 0.5}, {"temperature": 1.0, "top_p": 1.0}),  # the rollout config decides
+    ],
+)
+def test_a_response_tells_what_was_asked_for_and_what_sampling_was_used(folder, texts, asked, told, stream):
+    async def act(client):
+        if not stream:
+            raw = await client.responses.with_raw_response.create(model="m", input="x", **asked)
+            return [raw.http_response.json()]
+        events = await client.responses.create(model="m", input="x", stream=True, **asked)
+        return [event.response.to_dict() async for event in events if hasattr(event, "response")]
+
+    bodies, _ = run_with(folder, FakeEngine(texts.says("fine")), act, constrained="exclude")
+    for body in bodies:
+        Response.model_validate(body)
+        assert {name: body[name] for name in told} == told
+
+
+def test_a_response_goes_on_telling_from_which_one_and_keeps_the_clients_metadata(folder, texts):
+    async def act(client):
+        first = await client.responses.create(model="m", input="one", metadata={"step": "1", "agent_id": "me"})
+        return first, await client.responses.create(model="m", input="two", previous_response_id=first.id)
+
+    (first, second), _ = run_with(folder, FakeEngine(texts.says("fine")), act)
+    assert second.previous_response_id == first.id and "step" not in second.metadata
+    assert (first.metadata["step"], first.metadata["agent_id"]) == ("1", "planner")
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {"input": []},
+        {"input": "x", "metadata": {"a": 1}},
+        {"input": "x", "tools": [{**TOOL, "parameters": 3}]},
         {"input": [{"type": "computer_call"}]},
         {"input": "x", "tools": [{"type": "web_search"}]},
         {"input": "x", "tool_choice": "required"},

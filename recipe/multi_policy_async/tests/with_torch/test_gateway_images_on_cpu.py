@@ -317,6 +317,20 @@ def test_more_images_than_the_bound_are_a_400(folder, texts):
     assert error.param == "messages[0].content[2].image_url.url" and "2 images" in error.message
 
 
+def test_a_text_that_is_too_long_is_told_with_its_images_before_it_is_read_back(folder, texts):
+    async def act(client, world):
+        read_back, tokenizer = [], world.gateway.model("m").tokenizer
+        tokenizer.decode = lambda ids, **_: read_back.append(len(ids))
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, shows("x" * 2000, CAT))
+        return caught.value, read_back
+
+    (error, read_back), _ = run(folder, FakeEngine(texts.says("fine")), act)
+    length = len(texts.prompt("x" * 2000)) + len(SIX)
+    assert error.code == "context_length_exceeded" and f"resulted in {length} tokens" in str(error)
+    assert read_back == []
+
+
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_images_of_a_role_that_has_none_are_a_400(folder, texts, role):
     error = refused(folder, texts, {**shows("x", CAT), "role": role}, {"role": "user", "content": "y"})
