@@ -97,10 +97,7 @@ class AgentEndpoint:
         workflow_id, agent_id = header(scope, b"x-workflow-id"), header(scope, b"x-agent-id")
         if workflow_id is None or agent_id is None:
             raise BadRequest("this URL names no agent: give the headers x-workflow-id and x-agent-id")
-        session = self.service.sessions.find(workflow_id)
-        if not isinstance(session, WorkflowSession):
-            raise NotFound("workflow", workflow_id)
-        return session, agent_id
+        return self.service.sessions.by_id(workflow_id), agent_id
 
 
 class GenerationEndpoint(AgentEndpoint):

@@ -82,11 +82,16 @@ def test_a_call_after_finalize_gets_409_which_sdks_do_not_retry(folder, texts):
             await world.control.finalize(W, rewards=1.0)
             with pytest.raises(openai.ConflictError, match="finalized"):
                 await client.chat.completions.create(**BODY)
+            named = {"x-workflow-id": W, "x-agent-id": "planner"}
+            by_headers = {"base_url": f"{world.base_url}/v1", "api_key": world.router.control_key}
+            async with openai.AsyncOpenAI(**by_headers, default_headers=named) as same_agent:
+                with pytest.raises(openai.ConflictError, match="finalized"):
+                    await same_agent.chat.completions.create(**BODY)
             with pytest.raises(ControlError, match="409"):
                 await world.open(W)
             return len(engine.requests), world.metric("errors_total", code="workflow_closed")
 
-    assert asyncio.run(run()) == (1, 2.0)
+    assert asyncio.run(run()) == (1, 3.0)
 
 
 def test_finalizing_again_gives_the_first_answer_and_the_sink_sees_one_record(folder, texts):  # invariant 4
