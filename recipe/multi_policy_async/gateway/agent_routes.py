@@ -160,7 +160,7 @@ class GenerationEndpoint(AgentEndpoint):
         try:
             # The status of a stream is known with its first event: until then an error can still be a proper one.
             await watcher.wait(exchange.wait_beyond(0) if exchange.request.stream else exchange.wait_ended())
-            if exchange.error is not None and not exchange.events:
+            if exchange.error is not None and not (exchange.request.stream and exchange.events):
                 self.service.metrics.request(exchange.model_id, exchange.error.status)
                 raise exchange.error
             await self._write(exchange, watcher, send)
@@ -173,8 +173,6 @@ class GenerationEndpoint(AgentEndpoint):
         writer = self.writer(exchange)
         if exchange.request.stream:
             await send_event_stream(send, watcher, writer.stream(), metadata_headers(exchange, versions=False))
-        elif exchange.error is not None:
-            raise exchange.error
         else:
             await send_json(send, 200, writer.whole(), metadata_headers(exchange, versions=True))
 
