@@ -15,6 +15,7 @@
 
 import asyncio
 import base64
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -162,6 +163,15 @@ def _parse(data: bytes) -> dict[str, Any]:
     return answer
 
 
+def _check_token(log_prob: Any, token: Any) -> None:
+    """Anything else would fail when the workflow is finalized, and with it all its other rows.
+
+    A log-prob is null where it is not finite; such a row is dropped as ``non_finite``.
+    """
+    if type(token) is not int or not 0 <= token < 2**31 or not isinstance(log_prob, float | int | None):
+        raise UpstreamError(f"no token and log-prob: {token!r}, {log_prob!r}")
+
+
 class _AnswerReader:
     """Cumulative answers -> the tokens that are new in each."""
 
@@ -190,13 +200,15 @@ class _AnswerReader:
             )
             for alternatives in (meta.get("output_top_logprobs") or [])[self._seen :]:
                 chunk.top_logprobs.append([(entry[0], entry[1]) for entry in alternatives or []])
+            if finish is not None:
+                self.finish = chunk.finish = self._finish(finish)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise UpstreamError(f"unexpected answer: {error!r}") from error
+        for log_prob, token in itertools.chain(zip(chunk.log_probs, chunk.ids, strict=True), *chunk.top_logprobs):
+            _check_token(log_prob, token)
         self._seen = len(ids)
-        if finish is not None:
-            self.finish = chunk.finish = self._finish(finish)
-            if self._prompt_tokens is not None and ids:
-                self._check_prompt(meta)
+        if finish is not None and self._prompt_tokens is not None and ids:
+            self._check_prompt(meta)
         return chunk
 
     def _check_prompt(self, meta: dict[str, Any]) -> None:
