@@ -299,8 +299,10 @@ class WorkflowSession:
         assert reason in ABANDON_REASONS, reason
         call.state, call.reason = CallState.ABANDONED, reason
         self._metrics.call_ended(call.model_id, reason, len(call.ids))
-        if call.prompt.parent is not None and call.prompt.parent.extended_by is call:
-            call.prompt.parent.extended_by = None
+        parent = call.prompt.parent
+        if parent is not None and parent.extended_by is call:
+            branches = (c for c in self.calls if c.prompt.parent is parent and c.state != CallState.ABANDONED)
+            parent.extended_by = next(branches, None)
 
     async def seal(self) -> None:
         """No new calls; wait for running ones, then abandon what is not kept. May be called again."""
