@@ -50,7 +50,7 @@ class Prompt:
         digest: of the canonical messages.
         parent: the call whose prompt and answer ``ids`` begin with.
         supersedes: an answer that the client rewrote.
-        continues: an answer that a completion's text goes on from, so the client has it.
+        continues: an answer that the client went on from, so it has it, though ``ids`` do not begin with it.
         images: of the messages, in the order of their placeholders.
     """
 
@@ -62,6 +62,11 @@ class Prompt:
     supersedes: Call | None = None
     continues: Call | None = None
     images: Sequence[ImageContent] = ()
+
+    @property
+    def earlier(self) -> Call | None:
+        """The answer that the client went on from."""
+        return self.parent or self.continues
 
 
 class ConversationIndex:

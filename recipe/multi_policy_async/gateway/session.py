@@ -274,12 +274,10 @@ class WorkflowSession:
         """What a new call's history says about earlier answers: which one the client has, and which one it rewrote."""
         if prompt.supersedes is not None and prompt.supersedes.state in (CallState.DONE, CallState.KEPT):
             self._abandon_call(prompt.supersedes, "superseded")
-        if prompt.continues is not None:
-            self.keep(prompt.continues)
-        if prompt.parent is not None:
-            self.keep(prompt.parent)
-            if prompt.parent.extended_by is None or call.bound:
-                prompt.parent.extended_by = call
+        if (earlier := prompt.earlier) is not None:
+            self.keep(earlier)
+            if earlier.extended_by is None or call.bound:
+                earlier.extended_by = call
 
     # -- the fate of calls -----------------------------------------------------------------------------------------
 
@@ -299,10 +297,10 @@ class WorkflowSession:
         assert reason in ABANDON_REASONS, reason
         call.state, call.reason = CallState.ABANDONED, reason
         self._metrics.call_ended(call.model_id, reason, len(call.ids))
-        parent = call.prompt.parent
-        if parent is not None and parent.extended_by is call:
-            branches = (c for c in self.calls if c.prompt.parent is parent and c.state != CallState.ABANDONED)
-            parent.extended_by = next(branches, None)
+        earlier = call.prompt.earlier
+        if earlier is not None and earlier.extended_by is call:
+            branches = (c for c in self.calls if c.prompt.earlier is earlier and c.state != CallState.ABANDONED)
+            earlier.extended_by = next(branches, None)
 
     async def seal(self) -> None:
         """No new calls; wait for running ones, then abandon what is not kept. May be called again."""

@@ -15,8 +15,11 @@
 
 import asyncio
 
+import pytest
+
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import one_model, until
+from .fakes.gateway_world import Texts, one_model, until
+from .fakes.tiny_model_folder import CHATML, make_model_folder
 
 W = "e0-t0-s0-a0"
 
@@ -61,3 +64,40 @@ def test_an_answer_from_which_another_branch_goes_on_is_not_superseded(folder, t
     calls, rows = asyncio.run(run())
     assert calls == {"kept": 3, "abandoned(client_gone)": 1}
     assert [sampled(texts, row) for row in rows] == ["firstbranch", "other"]
+
+
+STRIPPING = CHATML.replace(
+    "(message.content or '')",
+    "(message.content.split('</think>')[-1] if message.role == 'assistant' else message.content)",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "kwargs"),
+    [(CHATML, "answer {}END", {"stop": ["END"]}), (STRIPPING, "<think>hm</think>answer {}", {})],
+    ids=["cut by a stop string", "the template strips thinking"],
+)
+@pytest.mark.parametrize("rows", ["per_call", "merged"])
+def test_of_several_choices_the_chosen_one_is_kept_also_where_its_row_cannot_be_extended(
+    tmp_path, template, said, kwargs, rows
+):
+    folder = make_model_folder(tmp_path / "model", template=template)
+    texts = Texts(folder)
+    left = [said.format(0), said.format(1), "end"]
+    given: dict[int, list[int]] = {}
+
+    def script(prompt):
+        return given.setdefault(len(given), texts.ids(left.pop(0)))
+
+    async def run():
+        binding = {"planner_model": {"split_reasoning": True}}
+        async with one_model(folder, FakeEngine(script), bindings=binding, rows=rows) as world:
+            client = world.client((await world.open(W))["planner"])
+            first = await client.chat.completions.create(model="m", messages=[user("q")], n=2, **kwargs)
+            chosen = first.choices[1].message.content
+            await client.chat.completions.create(model="m", messages=[user("q"), assistant(chosen), user("go on")])
+            return chosen, (await world.control.finalize(W, rewards=1.0))["calls"], world.sink.rows
+
+    chosen, calls, trained = asyncio.run(run())
+    assert chosen in ("answer 0", "answer 1") and calls == {"kept": 2, "abandoned(unchosen)": 1}
+    assert [sampled(texts, row) for row in trained] == [said.format(chosen[-1]), "end"]
