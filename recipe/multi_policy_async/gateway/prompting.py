@@ -41,8 +41,11 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
     parent, length = session.conversations.find(digests, request.messages, request.echoed) or (None, 0)
     if parent is not None:
         messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]
-        text = await _render(tokenizer, messages, request, kwargs)
-        ids = None if parent.cut else await off_loop(len(text) > LONG_TEXT, extend, tokenizer, parent, text)
+        try:
+            text = await _render(tokenizer, messages, request, kwargs)
+            ids = None if parent.cut else await off_loop(len(text) > LONG_TEXT, extend, tokenizer, parent, text)
+        except BadRequest:
+            ids = None  # such as a template that takes no tool result behind an answer whose calls stand in its text
         if ids is not None and images:
             ids = extend_with_images(model, parent, ids, images)
         if ids is not None:

@@ -101,3 +101,34 @@ def test_of_several_choices_the_chosen_one_is_kept_also_where_its_row_cannot_be_
     chosen, calls, trained = asyncio.run(run())
     assert chosen in ("answer 0", "answer 1") and calls == {"kept": 2, "abandoned(unchosen)": 1}
     assert [sampled(texts, row) for row in trained] == [said.format(chosen[-1]), "end"]
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+STRICT = CHATML.replace(
+    "{%- for message in messages %}",
+    "{%- for message in messages %}{%- if message.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+    "{{- raise_exception('a tool result without a call') }}{%- endif %}",
+)
+
+
+def test_a_template_that_takes_tool_results_only_behind_calls_gets_a_row_per_turn(tmp_path):
+    folder = make_model_folder(tmp_path / "model", template=STRICT)
+    texts = Texts(folder)
+
+    def script(prompt):
+        return texts.ids(CALL if len(engine.requests) == 1 else "3")
+
+    engine = FakeEngine(script)
+
+    async def run():
+        async with one_model(folder, engine, rows="merged") as world:
+            client = world.client((await world.open(W))["planner"])
+            first = await client.chat.completions.create(model="m", messages=[user("q")], tools=[TOOL])
+            answer = first.choices[0].message.to_dict()
+            result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "3"}
+            await client.chat.completions.create(model="m", messages=[user("q"), answer, result], tools=[TOOL])
+            return (await world.control.finalize(W, rewards=1.0))["calls"], world.sink.rows
+
+    calls, rows = asyncio.run(run())
+    assert calls == {"kept": 2} and [sampled(texts, row) for row in rows] == [CALL, "3"]
