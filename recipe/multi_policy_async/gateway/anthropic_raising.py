@@ -20,7 +20,7 @@ import orjson
 
 from .call import Call, Exchange
 from .metadata import metadata
-from .openai_lowering import parse_arguments
+from .openai_lowering import as_object, parse_arguments
 from .output_parsing import Parsed, ToolCall
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -151,5 +151,4 @@ def _tool_use(tool_call: ToolCall) -> dict[str, Any]:
 
 
 def _input(tool_call: ToolCall) -> dict[str, Any]:
-    arguments = parse_arguments(tool_call.arguments)
-    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+    return as_object(parse_arguments(tool_call.arguments))

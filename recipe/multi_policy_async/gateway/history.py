@@ -35,7 +35,7 @@ import orjson
 
 from .call import Call, CallState
 from .image_parts import ImageContent
-from .openai_lowering import parse_arguments
+from .openai_lowering import as_object, parse_arguments
 from .request import Message
 from .tokenizer import PolicyTokenizer, SampledText
 
@@ -187,7 +187,7 @@ def raw_answer(tokenizer: PolicyTokenizer, call: Call) -> Message:
 
 
 def _canonical(message: Message) -> list[Any]:
-    calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
+    calls = [[c["function"]["name"], as_object(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
     # Frameworks put the agent's name on what the model said, which knew nothing of it.
     name = None if message["role"] == "assistant" else message.get("name")
     return [message["role"], message["content"], calls, name]

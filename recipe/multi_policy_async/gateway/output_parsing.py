@@ -107,9 +107,11 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 def _tool_call(entry: dict[str, Any]) -> ToolCall:
     function = entry.get("function", entry)
-    name, arguments = function["name"], function.get("arguments", {})
+    name, arguments = function["name"], function.get("arguments")
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     (name + arguments).encode()
     return ToolCall(name, arguments)
 
