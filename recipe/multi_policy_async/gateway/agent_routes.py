@@ -202,7 +202,7 @@ class ResponsesEndpoint(GenerationEndpoint):
         exchange = session.find_exchange(response_id.removeprefix("resp_"))
         if exchange is None or not exchange.request.messages or not exchange.ended or exchange.error is not None:
             raise NotFound("response", response_id)
-        return [*exchange.request.messages, answer_of(exchange.calls[0])]
+        return [*exchange.request.messages[exchange.request.own_messages :], answer_of(exchange.calls[0])]
 
     def writer(self, exchange: Exchange) -> Writer:
         return ResponseWriter(exchange)

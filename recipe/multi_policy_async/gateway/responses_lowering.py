@@ -31,7 +31,8 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     """Check and lower a body.
 
     Args:
-        conversation_of: messages up to and including the answer of an earlier response, by its id.
+        conversation_of: messages up to and including the answer of an earlier response, by its id, without its
+            instructions.
 
     Raises:
         BadRequest: naming the field at fault.
@@ -41,10 +42,9 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     messages: list[Message] = []
     if body.get("instructions") is not None:
         messages.append({"role": "system", "content": string(body["instructions"], "instructions")})
+    own_messages = len(messages)
     if body.get("previous_response_id") is not None:
-        earlier = conversation_of(string(body["previous_response_id"], "previous_response_id"))
-        # Instructions are of one response only: those of the former one are not carried over.
-        messages += [m for i, m in enumerate(earlier) if not (i == 0 and m["role"] == "system")]
+        messages += conversation_of(string(body["previous_response_id"], "previous_response_id"))
     messages += _input(body.get("input"))
     echoed = _echoed(body)
     if not messages:
@@ -59,6 +59,7 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
         constraint=one_constraint(forced, _format(body)),
         model=None if body.get("model") is None else string(body["model"], "model"),
+        own_messages=own_messages,
         echoed=echoed,
     )
 

@@ -112,6 +112,23 @@ def test_a_response_goes_on_from_an_earlier_one_by_its_id(folder, texts):
     assert text == "second" and len(row.metadata["calls"]) == 2
 
 
+def test_a_developer_message_is_carried_over_and_instructions_are_not(folder, texts):
+    developer = {"role": "developer", "content": "Be brief."}
+
+    async def act(client):
+        first = await client.responses.create(model="m", input=[developer, {"role": "user", "content": "one"}])
+        second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
+        third = await client.responses.create(
+            model="m", input="three", instructions="Be long.", previous_response_id=second.id
+        )
+        await client.responses.create(model="m", input="four", previous_response_id=third.id)
+
+    _, rows = run_with(folder, FakeEngine(in_turn(texts, "1", "2", "3", "4")), act)
+    prompts = [texts.tokenizer.decode(row.prompt_ids.tolist()) for row in rows]
+    assert ["Be brief." in prompt for prompt in prompts] == [True] * 4
+    assert ["Be long." in prompt for prompt in prompts] == [False, False, True, False]
+
+
 @pytest.mark.parametrize("how", ["previous_response_id", "items"])
 def test_of_equal_responses_the_one_whose_id_is_echoed_is_gone_on_with(folder, texts, how):
     async def act(client):
