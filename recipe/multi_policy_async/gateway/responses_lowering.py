@@ -115,8 +115,9 @@ def _input(given: Any) -> list[Message]:
         kind = mapping(item, where).get("type", "message")
         if kind == "reasoning":
             thought = _thought(item)
-        elif kind == "function_call":
-            _answer(messages)["tool_calls"].append(_function_call(item, where))
+            continue
+        if kind == "function_call":
+            _answer(messages, thought)["tool_calls"].append(_function_call(item, where))
         elif kind == "function_call_output":
             call_id = string(item.get("call_id"), f"{where}.call_id")
             output = _content(item.get("output"), f"{where}.output", images=True)
@@ -128,15 +129,18 @@ def _input(given: Any) -> list[Message]:
             content = _content(item.get("content"), f"{where}.content", images=role == "user")
             messages.append({"role": _ROLES[role], "content": content})
             if role == "assistant" and thought:
-                messages[-1]["reasoning_content"], thought = thought, None
+                messages[-1]["reasoning_content"] = thought
         else:
             raise UnsupportedValue(f"{where}: items of type {kind!r} are not supported", param=where)
+        thought = None
     return messages
 
 
-def _answer(messages: list[Message]) -> Message:
-    """The assistant message that a function call belongs to: its items come one by one."""
-    if not messages or messages[-1]["role"] != "assistant":
+def _answer(messages: list[Message], thought: str | None) -> Message:
+    """The assistant message that a function call belongs to: its items come one by one, a thought first."""
+    if thought:
+        messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    elif not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1].setdefault("tool_calls", [])
     return messages[-1]

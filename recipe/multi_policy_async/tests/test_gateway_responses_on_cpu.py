@@ -20,7 +20,8 @@ import openai
 import pytest
 
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import gateway_world
+from .fakes.gateway_world import Texts, gateway_world
+from .fakes.tiny_model_folder import CHATML, make_model_folder
 
 W = "e0-t0-s0-a0"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -127,6 +128,33 @@ def test_a_developer_message_is_carried_over_and_instructions_are_not(folder, te
     prompts = [texts.tokenizer.decode(row.prompt_ids.tolist()) for row in rows]
     assert ["Be brief." in prompt for prompt in prompts] == [True] * 4
     assert ["Be long." in prompt for prompt in prompts] == [False, False, True, False]
+
+
+def test_reasoning_belongs_to_the_answer_behind_it_be_that_a_message_or_a_call(tmp_path):
+    thinking = CHATML.replace("+ (message.content", "+ (message.reasoning_content or '') + (message.content")
+    folder = make_model_folder(tmp_path / "model", template=thinking)
+    texts = Texts(folder)
+
+    def reasoning(text):
+        part = {"type": "reasoning_text", "text": text}
+        return {"type": "reasoning", "id": "rs_0", "summary": [], "content": [part]}
+
+    items = [
+        {"role": "user", "content": "one"},
+        reasoning("[I call]"),
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"role": "assistant", "content": "three"},
+        {"role": "user", "content": "two"},
+        reasoning("[I say]"),
+        {"role": "assistant", "content": "four"},
+        {"role": "user", "content": "three"},
+    ]
+    _, [row] = run_with(
+        folder, FakeEngine(texts.says("x")), lambda client: client.responses.create(model="m", input=items)
+    )
+    prompt = texts.tokenizer.decode(row.prompt_ids.tolist())
+    assert "[I call]<tool_call>" in prompt and "\nthree" in prompt and "[I say]four" in prompt
 
 
 @pytest.mark.parametrize("how", ["previous_response_id", "items"])
