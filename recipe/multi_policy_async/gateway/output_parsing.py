@@ -27,6 +27,7 @@ A tool call that does not parse stays what it is, text: the client sees what the
 import asyncio
 import json
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,12 +87,12 @@ class ToolFamily(Protocol):
 class SchemaFamily:
     """A response schema, as models may ship one (transformers' ``response_schema``)."""
 
-    special_markers = False
     stop_token_ids = ()
 
-    def __init__(self, tool_calls_schema: dict[str, Any], opening: str) -> None:
+    def __init__(self, tool_calls_schema: dict[str, Any], opening: str, *, special_markers: bool) -> None:
         self._schema = tool_calls_schema
         self.opening = opening
+        self.special_markers = special_markers
 
     def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
         try:
@@ -116,10 +117,13 @@ def _tool_call(entry: dict[str, Any]) -> ToolCall:
     return ToolCall(name, arguments)
 
 
+# Attributes of verl's parsers for the text without which they read no call.
+_OPENINGS = ("tool_calls_section_start_token", "tool_calls_start_token", "tool_call_start_token")
+
+
 class VerlFamily:
     """One of verl's tool parsers (verl/experimental/agent_loop/tool_parser.py)."""
 
-    opening = "<"  # their openings differ; holding from any markup on is right for all of them
     special_markers = True
 
     def __init__(self, name: str, model_path: str) -> None:
@@ -129,6 +133,8 @@ class VerlFamily:
 
         self._parser = ToolParser.get_tool_parser(name, AutoTokenizer.from_pretrained(model_path))
         self.stop_token_ids = tuple(self._parser.stop_token_ids)
+        # Holding from any markup on is right for parsers that do not tell.
+        self.opening = next((getattr(self._parser, n) for n in _OPENINGS if hasattr(self._parser, n)), "<")
         self._schema = OpenAIFunctionToolSchema
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool-parser")
 
@@ -163,13 +169,22 @@ def make_tool_family(name: str, model_path: str, response_schema: dict[str, Any]
     if name == "gpt-oss":
         raise ValueError("tool_parser 'gpt-oss' is not served: its answers come in channels, which nothing here reads")
     if name == "hermes":
-        return SchemaFamily(_HERMES_CALLS, "<tool_call>")
+        return SchemaFamily(_HERMES_CALLS, "<tool_call>", special_markers=False)
     if name == "model":
         calls = (response_schema or {}).get("properties", {}).get("tool_calls")
         if not calls:
             raise ValueError(f"tool_parser 'model': {model_path} ships no response_schema with tool_calls")
-        return SchemaFamily(calls, "<")
+        return SchemaFamily(calls, _beginning(calls), special_markers=True)
     return VerlFamily(name, model_path)
+
+
+def _beginning(schema: dict[str, Any]) -> str:
+    """The text with which every match of a schema's expression begins; ``<`` where that is not plain to see."""
+    expression = schema.get("x-regex-iterator") or schema.get("x-regex") or ""
+    plain = re.match(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])+(?![*?{])", expression)
+    if plain is None or "|" in expression.replace("\\|", ""):
+        return "<"
+    return re.sub(r"\\(.)", r"\1", plain[0])
 
 
 @dataclass(slots=True)
