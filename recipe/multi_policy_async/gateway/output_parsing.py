@@ -252,6 +252,7 @@ class OutputParser:
         self._closing = StopScanner([think[1]] if think else [])
         self._start = ""
         self._calls = ""
+        self._behind_marker = False  # only new lines have come since a marker of reasoning
 
     def feed(self, text: str) -> Parsed:
         """The parts that are certain now."""
@@ -259,12 +260,12 @@ class OutputParser:
         if self._state == "start":
             self._start += text
             text = self._begin()
-        if self._state == "thinking" and text:
+        if self._state == "thinking" and (text := self._without_new_lines(text)):
             parsed.reasoning = self._closing.feed(text)
             if self._closing.matched is None:
                 return parsed
-            self._state, text = "content", self._closing.rest.lstrip("\n")
-        if self._state == "content" and text:
+            self._state, text, self._behind_marker = "content", self._closing.rest, True
+        if self._state == "content" and (text := self._without_new_lines(text)):
             parsed.content = self._opening.feed(text)
             if self._opening.matched is not None:
                 self._state, text = "calls", self._opening.matched + self._opening.rest
@@ -277,12 +278,19 @@ class OutputParser:
         opening = self._think[0]
         stripped = self._start.lstrip()
         if stripped.startswith(opening):
-            self._state = "thinking"
-            return stripped[len(opening) :].lstrip("\n")
+            self._state, self._behind_marker = "thinking", True
+            return stripped[len(opening) :]
         if opening.startswith(stripped):
             return ""
         self._state = "content"
         return self._start
+
+    def _without_new_lines(self, text: str) -> str:
+        """The text without the new lines that stand between a marker and what it marks."""
+        if self._behind_marker:
+            text = text.lstrip("\n")
+            self._behind_marker = not text
+        return text
 
     def finish(self, ids: list[int]) -> Parsed:
         """The rest: what was held back, and the tool calls."""
