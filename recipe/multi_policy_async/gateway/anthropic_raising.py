@@ -96,8 +96,10 @@ class _Blocks:
     def __init__(self) -> None:
         self._index = -1
         self._open: str | None = None
+        self._answered = False  # there is more than thinking
 
     def add(self, parsed: Parsed) -> list[bytes]:
+        self._answered = self._answered or bool(parsed.content or parsed.tool_calls)
         out: list[bytes] = []
         if parsed.reasoning:
             out += self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -114,7 +116,7 @@ class _Blocks:
         return out
 
     def end(self) -> list[bytes]:
-        if self._index < 0:  # an answer without text still has a block
+        if not self._answered:  # an answer without text still has a block
             return [*self._switch("text", {"type": "text", "text": ""}), *self._close()]
         return self._close()
 

@@ -92,6 +92,21 @@ def test_a_stream_accumulates_to_the_same_message(folder, texts):
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
 
 
+@pytest.mark.parametrize(
+    "said", ["", "yes", "<think>hm</think>", "<think>\nhm</think>\n\nyes", "<think>hm</think>" + CALL]
+)
+def test_a_stream_has_the_blocks_of_the_whole_message_also_with_thinking(folder, texts, said):
+    async def act(client, world):
+        whole = await ask(client, tools=[TOOL])
+        hello = [{"role": "user", "content": "hello"}]
+        async with client.messages.stream(model="any", max_tokens=200, messages=hello, tools=[TOOL]) as stream:
+            return whole, await stream.get_final_message()
+
+    whole, streamed = run_with(folder, FakeEngine(texts.says(said)), act, binding={"split_reasoning": True})
+    blocks = [[block.model_dump(exclude={"id"}) for block in message.content] for message in (whole, streamed)]
+    assert blocks[0] == blocks[1] and whole.stop_reason == streamed.stop_reason
+
+
 # A model that says what its calls look like, and does not say that arguments are an object.
 ANY_ARGUMENTS = {
     "type": "object",

@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
+from .fakes.gateway_world import Texts, one_model
 from .fakes.tiny_model_folder import CHATML, make_model_folder
 
 W = "e0-t0-s0-a0"
@@ -40,12 +40,10 @@ def in_turn(texts, *answers):
     return script
 
 
-def run_with(folder, engine, act, **spec):
+def run_with(folder, engine, act, *, binding=None, **spec):
     async def run():
-        bindings, mapping = {"planner_model": ROOMY}, {"planner": "planner_model"}
-        async with gateway_world(
-            folder, {"planner_model": engine}, mapping=mapping, bindings=bindings, **spec
-        ) as world:
+        bindings = {"planner_model": {**ROOMY, **(binding or {})}}
+        async with one_model(folder, engine, bindings=bindings, **spec) as world:
             client = world.client((await world.open(W))["planner"])
             result = await act(client)
             await world.control.finalize(W, rewards=1.0)
@@ -68,7 +66,7 @@ def test_a_response_has_the_same_row_as_a_chat_completion(folder, texts):
     assert ours.response_ids.tolist() == other.response_ids.tolist()
 
 
-@pytest.mark.parametrize("said", ["plain 😀", "I add. " + CALL, ""])
+@pytest.mark.parametrize("said", ["plain 😀", "I add. " + CALL, "", "<think>hm</think>"])
 def test_a_streamed_response_accumulates_to_the_whole_one(folder, texts, said):
     async def act(client):
         whole = await client.responses.create(model="m", input="hello", tools=[TOOL])
@@ -77,8 +75,8 @@ def test_a_streamed_response_accumulates_to_the_whole_one(folder, texts, said):
             final = await stream.get_final_response()
         return whole, kinds, final
 
-    (whole, kinds, final), _ = run_with(folder, FakeEngine(texts.says(said)), act)
-    assert final.output_text == whole.output_text == said.split("<tool_call>")[0]
+    (whole, kinds, final), _ = run_with(folder, FakeEngine(texts.says(said)), act, binding={"split_reasoning": True})
+    assert final.output_text == whole.output_text == said.split("</think>")[-1].split("<tool_call>")[0]
     assert [item.type for item in final.output] == [item.type for item in whole.output]
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == len(whole.output)
