@@ -101,6 +101,16 @@ class ConversationIndex:
                 return _best(candidates, messages[length - 1], echoed), length
         return None
 
+    def find_trimmed(self, digests: list[bytes], messages: list[Message], echoed: Container[str] = ()) -> Call | None:
+        """The answer that the last assistant message of the history is but for white space; None if it is one."""
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+        if last is None or self._by_conversation.get(digests[last + 1]):
+            return None
+        meant = _stripped(messages[last])
+        answers = [c for c in self._by_prompt.get(digests[last], ()) if c.state in _ALIVE]
+        answers = [c for c in answers if _stripped(answer_of(c)) == meant]
+        return _best(answers, messages[last], echoed) if answers else None
+
     def find_completion(self, agent_id: str, ids: list[int]) -> Call | None:
         """The completion whose prompt and answer make up the longest beginning of a prompt of token ids."""
         found: Call | None = None

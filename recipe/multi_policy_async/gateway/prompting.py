@@ -38,6 +38,7 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
     kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
     digests = await off_loop(long, conversation_digests, agent_id, request.messages)
     rewritten = session.conversations.rewritten(digests, request.messages)
+    trimmed = session.conversations.find_trimmed(digests, request.messages, request.echoed)
     parent, length = session.conversations.find(digests, request.messages, request.echoed) or (None, 0)
     if parent is not None:
         messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]
@@ -49,12 +50,12 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
         if ids is not None and images:
             ids = extend_with_images(model, parent, ids, images)
         if ids is not None:
-            return Prompt(ids, text, messages, digests[-1], parent, rewritten, None, images)
+            return Prompt(ids, text, messages, digests[-1], parent, rewritten, trimmed, images)
     text = await _render(tokenizer, request.messages, request, kwargs)
     ids = await _encode(tokenizer, text)
     if images:
         ids = place_images(model, ids, images)
-    return Prompt(ids, text, request.messages, digests[-1], None, rewritten, parent, images)
+    return Prompt(ids, text, request.messages, digests[-1], None, rewritten, trimmed or parent, images)
 
 
 async def build_completion_prompts(

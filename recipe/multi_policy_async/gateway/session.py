@@ -274,6 +274,8 @@ class WorkflowSession:
         """What a new call's history says about earlier answers: which one the client has, and which one it rewrote."""
         if prompt.supersedes is not None and prompt.supersedes.state in (CallState.DONE, CallState.KEPT):
             self._abandon_call(prompt.supersedes, "superseded")
+        if prompt.continues is not None:
+            self.keep(prompt.continues)
         if (earlier := prompt.earlier) is not None:
             self.keep(earlier)
             if earlier.extended_by is None or call.bound:

@@ -74,8 +74,12 @@ STRIPPING = CHATML.replace(
 
 @pytest.mark.parametrize(
     ("template", "said", "kwargs"),
-    [(CHATML, "answer {}END", {"stop": ["END"]}), (STRIPPING, "<think>hm</think>answer {}", {})],
-    ids=["cut by a stop string", "the template strips thinking"],
+    [
+        (CHATML, "answer {}END", {"stop": ["END"]}),
+        (STRIPPING, "<think>hm</think>answer {}", {}),
+        (CHATML, "answer {}\n", {}),
+    ],
+    ids=["cut by a stop string", "the template strips thinking", "the client strips white space"],
 )
 @pytest.mark.parametrize("rows", ["per_call", "merged"])
 def test_of_several_choices_the_chosen_one_is_kept_also_where_its_row_cannot_be_extended(
@@ -83,7 +87,7 @@ def test_of_several_choices_the_chosen_one_is_kept_also_where_its_row_cannot_be_
 ):
     folder = make_model_folder(tmp_path / "model", template=template)
     texts = Texts(folder)
-    left = [said.format(0), said.format(1), "end"]
+    left = ["before", said.format(0), said.format(1), "end"]
     given: dict[int, list[int]] = {}
 
     def script(prompt):
@@ -93,14 +97,17 @@ def test_of_several_choices_the_chosen_one_is_kept_also_where_its_row_cannot_be_
         binding = {"planner_model": {"split_reasoning": True}}
         async with one_model(folder, FakeEngine(script), bindings=binding, rows=rows) as world:
             client = world.client((await world.open(W))["planner"])
-            first = await client.chat.completions.create(model="m", messages=[user("q")], n=2, **kwargs)
-            chosen = first.choices[1].message.content
-            await client.chat.completions.create(model="m", messages=[user("q"), assistant(chosen), user("go on")])
+            await client.chat.completions.create(model="m", messages=[user("p")])
+            history = [user("p"), assistant("before"), user("q")]
+            first = await client.chat.completions.create(model="m", messages=history, n=2, **kwargs)
+            chosen = first.choices[1].message.content.strip()
+            history += [assistant(chosen), user("go on")]
+            await client.chat.completions.create(model="m", messages=history)
             return chosen, (await world.control.finalize(W, rewards=1.0))["calls"], world.sink.rows
 
     chosen, calls, trained = asyncio.run(run())
-    assert chosen in ("answer 0", "answer 1") and calls == {"kept": 2, "abandoned(unchosen)": 1}
-    assert [sampled(texts, row) for row in trained] == [said.format(chosen[-1]), "end"]
+    assert chosen in ("answer 0", "answer 1") and calls == {"kept": 3, "abandoned(unchosen)": 1}
+    assert "".join(sampled(texts, row) for row in trained) == "before" + said.format(chosen[-1]) + "end"
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
