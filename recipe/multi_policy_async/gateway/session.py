@@ -137,7 +137,8 @@ class WorkflowSession:
         if self._resumed.is_set():
             return
         try:
-            await asyncio.wait_for(self._resumed.wait(), self._spec.hold_timeout_s)
+            async with asyncio.timeout(self._spec.hold_timeout_s):
+                await self._resumed.wait()
         except TimeoutError:
             raise Busy(
                 f"workflow {self.workflow_id} is paused",
