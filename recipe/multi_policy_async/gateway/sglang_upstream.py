@@ -15,7 +15,6 @@
 
 import asyncio
 import base64
-import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -163,13 +162,18 @@ def _parse(data: bytes) -> dict[str, Any]:
     return answer
 
 
-def _check_token(log_prob: Any, token: Any) -> None:
-    """Anything else would fail when the workflow is finalized, and with it all its other rows.
+_NUMBERS = {float, int, type(None)}  # null: a log-prob that is not finite; such a row is dropped as ``non_finite``
 
-    A log-prob is null where it is not finite; such a row is dropped as ``non_finite``.
-    """
-    if type(token) is not int or not 0 <= token < 2**31 or not isinstance(log_prob, float | int | None):
-        raise UpstreamError(f"no token and log-prob: {token!r}, {log_prob!r}")
+
+def _check_tokens(chunk: TokenChunk) -> None:
+    """Anything else would fail when the workflow is finalized, and with it all its other rows."""
+    alternatives = [entry for entries in chunk.top_logprobs for entry in entries]
+    ids = chunk.ids + [token for _, token in alternatives]
+    log_probs = chunk.log_probs + [log_prob for log_prob, _ in alternatives]
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**31):
+        raise UpstreamError(f"ids that are none: {ids!r}"[:_ERROR_TEXT_LIMIT])
+    if not set(map(type, log_probs)) <= _NUMBERS:
+        raise UpstreamError(f"log-probs that are none: {log_probs!r}"[:_ERROR_TEXT_LIMIT])
 
 
 class _AnswerReader:
@@ -204,8 +208,7 @@ class _AnswerReader:
                 self.finish = chunk.finish = self._finish(finish)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise UpstreamError(f"unexpected answer: {error!r}") from error
-        for log_prob, token in itertools.chain(zip(chunk.log_probs, chunk.ids, strict=True), *chunk.top_logprobs):
-            _check_token(log_prob, token)
+        _check_tokens(chunk)
         self._seen = len(ids)
         if finish is not None and self._prompt_tokens is not None and ids:
             self._check_prompt(meta)
