@@ -74,7 +74,10 @@ def key_checker(control_key: str) -> Callable[[Scope], None]:
     expected = control_key.encode()
 
     def check(scope: Scope) -> None:
-        given = (header(scope, b"authorization") or "").removeprefix("Bearer ") or header(scope, b"x-api-key") or ""
+        given = header(scope, b"authorization") or ""
+        if given[:7].lower() == "bearer ":  # a scheme's case is free
+            given = given[7:]
+        given = given or header(scope, b"x-api-key") or ""
         if not hmac.compare_digest(given.encode(), expected):
             raise Unauthorized("the control API needs its bearer key")
 
