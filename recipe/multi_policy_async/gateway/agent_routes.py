@@ -95,10 +95,7 @@ class AgentEndpoint:
         workflow_id, agent_id = header(scope, b"x-workflow-id"), header(scope, b"x-agent-id")
         if workflow_id is None or agent_id is None:
             raise BadRequest("this URL names no agent: give the headers x-workflow-id and x-agent-id")
-        session = self.service.sessions.find(workflow_id)
-        if not isinstance(session, WorkflowSession):
-            raise NotFound("workflow", workflow_id)
-        return session, agent_id
+        return self.service.sessions.by_id(workflow_id), agent_id
 
 
 class GenerationEndpoint(AgentEndpoint):
@@ -161,7 +158,7 @@ class GenerationEndpoint(AgentEndpoint):
         try:
             # The status of a stream is known with its first event: until then an error can still be a proper one.
             await watcher.wait(exchange.wait_beyond(0) if exchange.request.stream else exchange.wait_ended())
-            if exchange.error is not None and not exchange.events:
+            if exchange.error is not None and not (exchange.request.stream and exchange.events):
                 self.service.metrics.request(exchange.model_id, exchange.error.status)
                 raise exchange.error
             await self._write(exchange, watcher, send)
@@ -174,8 +171,6 @@ class GenerationEndpoint(AgentEndpoint):
         writer = self.writer(exchange)
         if exchange.request.stream:
             await send_event_stream(send, watcher, writer.stream(), metadata_headers(exchange, versions=False))
-        elif exchange.error is not None:
-            raise exchange.error
         else:
             await send_json(send, 200, writer.whole(), metadata_headers(exchange, versions=True))
 
@@ -205,7 +200,7 @@ class ResponsesEndpoint(GenerationEndpoint):
         exchange = session.find_exchange(agent_id, response_id.removeprefix("resp_"))
         if exchange is None or not exchange.request.messages or not exchange.ended or exchange.error is not None:
             raise NotFound("response", response_id)
-        return [*exchange.request.messages, answer_of(exchange.calls[0])]
+        return [*exchange.request.messages[exchange.request.own_messages :], answer_of(exchange.calls[0])]
 
     def writer(self, exchange: Exchange) -> Writer:
         return ResponseWriter(exchange)

@@ -16,7 +16,7 @@
 from typing import Any
 
 from .checks import array, boolean, fault, integer, mapping, number, string
-from .constraints import forced_call
+from .constraints import forced_call, json_format, one_constraint
 from .errors import BadRequest, UnsupportedValue
 from .image_parts import anthropic_image, joined
 from .request import AgentRequest, Constraint, Message
@@ -31,7 +31,7 @@ def lower_messages(body: dict[str, Any]) -> AgentRequest:
     Raises:
         BadRequest: naming the field at fault.
     """
-    tools, parallel, constraint = _tools(body)
+    tools, parallel, forced = _tools(body)
     messages = _system(body.get("system"))
     for index, message in enumerate(array(body.get("messages"), "messages")):
         messages += _message(mapping(message, f"messages[{index}]"), f"messages[{index}]")
@@ -46,7 +46,7 @@ def lower_messages(body: dict[str, Any]) -> AgentRequest:
         asked=_sampling(body),
         max_tokens=integer(body.get("max_tokens"), "max_tokens", 1),
         stop=_stops(body.get("stop_sequences")),
-        constraint=constraint,
+        constraint=one_constraint(forced, _format(body)),
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
         model=None if body.get("model") is None else string(body["model"], "model"),
     )
@@ -97,6 +97,15 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Con
     serial = choice.get("disable_parallel_tool_use")
     parallel = serial is None or not boolean(serial, "tool_choice.disable_parallel_tool_use")
     return (tools if tools and choice["type"] != "none" else None), parallel, constraint
+
+
+def _format(body: dict[str, Any]) -> Constraint | None:
+    config = {} if body.get("output_config") is None else mapping(body["output_config"], "output_config")
+    # Older SDKs have the format by itself.
+    name, form = "output_config.format", config.get("format")
+    if form is None:
+        name, form = "output_format", body.get("output_format")
+    return None if form is None else json_format(mapping(form, name), name, lambda f: f.get("schema"))
 
 
 def _system(system: Any) -> list[Message]:

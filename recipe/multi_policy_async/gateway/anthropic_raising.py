@@ -20,7 +20,7 @@ import orjson
 
 from .call import Call, Exchange
 from .metadata import metadata
-from .openai_lowering import parse_arguments
+from .openai_lowering import as_object, parse_arguments
 from .output_parsing import Parsed, ToolCall
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -96,8 +96,10 @@ class _Blocks:
     def __init__(self) -> None:
         self._index = -1
         self._open: str | None = None
+        self._answered = False  # there is more than thinking
 
     def add(self, parsed: Parsed) -> list[bytes]:
+        self._answered = self._answered or bool(parsed.content or parsed.tool_calls)
         out: list[bytes] = []
         if parsed.reasoning:
             out += self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -114,7 +116,7 @@ class _Blocks:
         return out
 
     def end(self) -> list[bytes]:
-        if self._index < 0:  # an answer without text still has a block
+        if not self._answered:  # an answer without text still has a block
             return [*self._switch("text", {"type": "text", "text": ""}), *self._close()]
         return self._close()
 
@@ -151,5 +153,4 @@ def _tool_use(tool_call: ToolCall) -> dict[str, Any]:
 
 
 def _input(tool_call: ToolCall) -> dict[str, Any]:
-    arguments = parse_arguments(tool_call.arguments)
-    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+    return as_object(parse_arguments(tool_call.arguments))

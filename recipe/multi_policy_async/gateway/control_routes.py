@@ -22,11 +22,10 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Scope
 
-from .errors import Unauthorized, WorkflowClosed
+from .errors import Unauthorized
 from .http_io import header, json_response
 from .openapi import ERRORS
 from .service import GatewayService
-from .session import WorkflowSession
 from .session_store import ClosedWorkflow
 
 
@@ -75,7 +74,10 @@ def key_checker(control_key: str) -> Callable[[Scope], None]:
     expected = control_key.encode()
 
     def check(scope: Scope) -> None:
-        given = (header(scope, b"authorization") or "").removeprefix("Bearer ") or header(scope, b"x-api-key") or ""
+        given = header(scope, b"authorization") or ""
+        if given[:7].lower() == "bearer ":  # a scheme's case is free
+            given = given[7:]
+        given = given or header(scope, b"x-api-key") or ""
         if not hmac.compare_digest(given.encode(), expected):
             raise Unauthorized("the control API needs its bearer key")
 
@@ -88,12 +90,6 @@ def control_router(service: GatewayService) -> APIRouter:
     router = APIRouter(
         prefix="/control/v1/workflows", dependencies=[documented_key], tags=["control"], responses=ERRORS
     )
-
-    def open_session(workflow_id: str) -> WorkflowSession:
-        found = service.sessions.find(workflow_id)
-        if isinstance(found, ClosedWorkflow):
-            raise WorkflowClosed(f"workflow {workflow_id} is finalized")
-        return found
 
     @router.post("")
     async def create(body: CreateWorkflow, request: Request) -> dict[str, Any]:
@@ -134,21 +130,21 @@ def control_router(service: GatewayService) -> APIRouter:
     @router.post("/{workflow_id}/rewards")
     async def rewards(workflow_id: str, body: ReportRewards) -> dict[str, Any]:
         """Report rewards before the end; finalize uses them where it brings none."""
-        session = open_session(workflow_id)
+        session = service.sessions.by_id(workflow_id)
         session.report_rewards(body.rewards, service.routes.agents)
         return session.status()
 
     @router.post("/{workflow_id}/pause")
     async def pause(workflow_id: str) -> dict[str, Any]:
         """Hold the workflow's new requests; longer than ``hold_timeout_s`` they get 429."""
-        session = open_session(workflow_id)
+        session = service.sessions.by_id(workflow_id)
         session.pause()
         return session.status()
 
     @router.post("/{workflow_id}/resume")
     async def resume(workflow_id: str) -> dict[str, Any]:
         """Let them go."""
-        session = open_session(workflow_id)
+        session = service.sessions.by_id(workflow_id)
         session.resume()
         return session.status()
 

@@ -90,7 +90,9 @@ class ModelGate:
         started, waiter = now(), object()
         self._waiters[waiter] = (workflow_id, started)
         try:
-            await asyncio.wait_for(self._settled(), self._hold_timeout_s)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes just behind the opening.
+            async with asyncio.timeout(self._hold_timeout_s):
+                await self._settled()
         except TimeoutError:
             raise Busy(
                 f"model {self.model_id} is {self.state.value} for more than {self._hold_timeout_s:g} s",

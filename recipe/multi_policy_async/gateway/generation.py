@@ -167,6 +167,8 @@ class ServedModel:
                 async with aclosing(self.upstream.generate(attempt)) as chunks:
                     async for chunk in chunks:
                         self._check_lineage(call, chunk)
+                        if len(call.ids) + len(chunk.ids) > call.max_new_tokens:
+                            raise UpstreamError(f"more than the {call.max_new_tokens} tokens that were asked for")
                         finish = chunk.finish
                         if call.accept(chunk):
                             if finish is None:

@@ -35,7 +35,7 @@ import orjson
 
 from .call import Call, CallState
 from .image_parts import ImageContent
-from .openai_lowering import parse_arguments
+from .openai_lowering import as_object, parse_arguments
 from .request import Message
 from .tokenizer import PolicyTokenizer, SampledText
 
@@ -50,7 +50,7 @@ class Prompt:
         digest: of the canonical messages.
         parent: the call whose prompt and answer ``ids`` begin with.
         supersedes: an answer that the client rewrote.
-        continues: an answer that a completion's text goes on from, so the client has it.
+        continues: an answer that the client went on from, so it has it, though ``ids`` do not begin with it.
         images: of the messages, in the order of their placeholders.
     """
 
@@ -62,6 +62,11 @@ class Prompt:
     supersedes: Call | None = None
     continues: Call | None = None
     images: Sequence[ImageContent] = ()
+
+    @property
+    def earlier(self) -> Call | None:
+        """The answer that the client went on from."""
+        return self.parent or self.continues
 
 
 class ConversationIndex:
@@ -95,6 +100,16 @@ class ConversationIndex:
             if candidates:
                 return _best(candidates, messages[length - 1], echoed), length
         return None
+
+    def find_trimmed(self, digests: list[bytes], messages: list[Message], echoed: Container[str] = ()) -> Call | None:
+        """The answer that the last assistant message of the history is but for white space; None if it is one."""
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+        if last is None or self._by_conversation.get(digests[last + 1]):
+            return None
+        meant = _stripped(messages[last])
+        answers = [c for c in self._by_prompt.get(digests[last], ()) if c.state in _ALIVE]
+        answers = [c for c in answers if _stripped(answer_of(c)) == meant]
+        return _best(answers, messages[last], echoed) if answers else None
 
     def find_completion(self, agent_id: str, ids: list[int]) -> Call | None:
         """The completion whose prompt and answer make up the longest beginning of a prompt of token ids."""
@@ -182,7 +197,7 @@ def raw_answer(tokenizer: PolicyTokenizer, call: Call) -> Message:
 
 
 def _canonical(message: Message) -> list[Any]:
-    calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
+    calls = [[c["function"]["name"], as_object(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
     # Frameworks put the agent's name on what the model said, which knew nothing of it.
     name = None if message["role"] == "assistant" else message.get("name")
     return [message["role"], message["content"], calls, name]

@@ -229,3 +229,8 @@ def parse_arguments(arguments: str) -> Any:
     except ValueError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
+
+
+def as_object(arguments: Any) -> dict[str, Any]:
+    """Parsed arguments in Anthropic's form, which has objects only."""
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}

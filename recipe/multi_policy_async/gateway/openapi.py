@@ -117,6 +117,7 @@ _MESSAGES = {
         **_SAMPLING,
         "tools": _list(_OBJECT),
         "tool_choice": _OBJECT,
+        "output_config": _OBJECT,
     },
 }
 _COUNT_TOKENS = {**_MESSAGES, "required": ["messages"]}

@@ -27,6 +27,7 @@ A tool call that does not parse stays what it is, text: the client sees what the
 import asyncio
 import json
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,12 +87,12 @@ class ToolFamily(Protocol):
 class SchemaFamily:
     """A response schema, as models may ship one (transformers' ``response_schema``)."""
 
-    special_markers = False
     stop_token_ids = ()
 
-    def __init__(self, tool_calls_schema: dict[str, Any], opening: str) -> None:
+    def __init__(self, tool_calls_schema: dict[str, Any], opening: str, *, special_markers: bool) -> None:
         self._schema = tool_calls_schema
         self.opening = opening
+        self.special_markers = special_markers
 
     def parse(self, text: str, ids: list[int], tools: list[dict[str, Any]]) -> list[ToolCall]:
         try:
@@ -107,17 +108,22 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 def _tool_call(entry: dict[str, Any]) -> ToolCall:
     function = entry.get("function", entry)
-    name, arguments = function["name"], function.get("arguments", {})
+    name, arguments = function["name"], function.get("arguments")
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     (name + arguments).encode()
     return ToolCall(name, arguments)
+
+
+# Attributes of verl's parsers for the text without which they read no call.
+_OPENINGS = ("tool_calls_section_start_token", "tool_calls_start_token", "tool_call_start_token")
 
 
 class VerlFamily:
     """One of verl's tool parsers (verl/experimental/agent_loop/tool_parser.py)."""
 
-    opening = "<"  # their openings differ; holding from any markup on is right for all of them
     special_markers = True
 
     def __init__(self, name: str, model_path: str) -> None:
@@ -127,6 +133,8 @@ class VerlFamily:
 
         self._parser = ToolParser.get_tool_parser(name, AutoTokenizer.from_pretrained(model_path))
         self.stop_token_ids = tuple(self._parser.stop_token_ids)
+        # Holding from any markup on is right for parsers that do not tell.
+        self.opening = next((getattr(self._parser, n) for n in _OPENINGS if hasattr(self._parser, n)), "<")
         self._schema = OpenAIFunctionToolSchema
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool-parser")
 
@@ -161,13 +169,22 @@ def make_tool_family(name: str, model_path: str, response_schema: dict[str, Any]
     if name == "gpt-oss":
         raise ValueError("tool_parser 'gpt-oss' is not served: its answers come in channels, which nothing here reads")
     if name == "hermes":
-        return SchemaFamily(_HERMES_CALLS, "<tool_call>")
+        return SchemaFamily(_HERMES_CALLS, "<tool_call>", special_markers=False)
     if name == "model":
         calls = (response_schema or {}).get("properties", {}).get("tool_calls")
         if not calls:
             raise ValueError(f"tool_parser 'model': {model_path} ships no response_schema with tool_calls")
-        return SchemaFamily(calls, "<")
+        return SchemaFamily(calls, _beginning(calls), special_markers=True)
     return VerlFamily(name, model_path)
+
+
+def _beginning(schema: dict[str, Any]) -> str:
+    """The text with which every match of a schema's expression begins; ``<`` where that is not plain to see."""
+    expression = schema.get("x-regex-iterator") or schema.get("x-regex") or ""
+    plain = re.match(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])+(?![*?{])", expression)
+    if plain is None or "|" in expression.replace("\\|", ""):
+        return "<"
+    return re.sub(r"\\(.)", r"\1", plain[0])
 
 
 @dataclass(slots=True)
@@ -235,6 +252,7 @@ class OutputParser:
         self._closing = StopScanner([think[1]] if think else [])
         self._start = ""
         self._calls = ""
+        self._behind_marker = False  # only new lines have come since a marker of reasoning
 
     def feed(self, text: str) -> Parsed:
         """The parts that are certain now."""
@@ -242,12 +260,12 @@ class OutputParser:
         if self._state == "start":
             self._start += text
             text = self._begin()
-        if self._state == "thinking" and text:
+        if self._state == "thinking" and (text := self._without_new_lines(text)):
             parsed.reasoning = self._closing.feed(text)
             if self._closing.matched is None:
                 return parsed
-            self._state, text = "content", self._closing.rest.lstrip("\n")
-        if self._state == "content" and text:
+            self._state, text, self._behind_marker = "content", self._closing.rest, True
+        if self._state == "content" and (text := self._without_new_lines(text)):
             parsed.content = self._opening.feed(text)
             if self._opening.matched is not None:
                 self._state, text = "calls", self._opening.matched + self._opening.rest
@@ -260,12 +278,19 @@ class OutputParser:
         opening = self._think[0]
         stripped = self._start.lstrip()
         if stripped.startswith(opening):
-            self._state = "thinking"
-            return stripped[len(opening) :].lstrip("\n")
+            self._state, self._behind_marker = "thinking", True
+            return stripped[len(opening) :]
         if opening.startswith(stripped):
             return ""
         self._state = "content"
         return self._start
+
+    def _without_new_lines(self, text: str) -> str:
+        """The text without the new lines that stand between a marker and what it marks."""
+        if self._behind_marker:
+            text = text.lstrip("\n")
+            self._behind_marker = not text
+        return text
 
     def finish(self, ids: list[int]) -> Parsed:
         """The rest: what was held back, and the tool calls."""

@@ -38,21 +38,24 @@ async def build_prompt(session: WorkflowSession, model: ServedModel, agent_id: s
     kwargs = {**model.binding.chat_template_kwargs, **request.template_kwargs}
     digests = await off_loop(long, conversation_digests, agent_id, request.messages)
     rewritten = session.conversations.rewritten(digests, request.messages)
-    found = session.conversations.find(digests, request.messages, request.echoed)
-    if found is not None:
-        parent, length = found
+    trimmed = session.conversations.find_trimmed(digests, request.messages, request.echoed)
+    parent, length = session.conversations.find(digests, request.messages, request.echoed) or (None, 0)
+    if parent is not None:
         messages = [*parent.prompt.messages, raw_answer(tokenizer, parent), *request.messages[length:]]
-        text = await _render(tokenizer, messages, request, kwargs)
-        ids = None if parent.cut else await off_loop(len(text) > LONG_TEXT, extend, tokenizer, parent, text)
+        try:
+            text = await _render(tokenizer, messages, request, kwargs)
+            ids = None if parent.cut else await off_loop(len(text) > LONG_TEXT, extend, tokenizer, parent, text)
+        except BadRequest:
+            ids = None  # such as a template that takes no tool result behind an answer whose calls stand in its text
         if ids is not None and images:
             ids = extend_with_images(model, parent, ids, images)
         if ids is not None:
-            return Prompt(ids, text, messages, digests[-1], parent, rewritten, images=images)
+            return Prompt(ids, text, messages, digests[-1], parent, rewritten, trimmed, images)
     text = await _render(tokenizer, request.messages, request, kwargs)
     ids = await _encode(tokenizer, text)
     if images:
         ids = place_images(model, ids, images)
-    return Prompt(ids, text, request.messages, digests[-1], None, rewritten, images=images)
+    return Prompt(ids, text, request.messages, digests[-1], None, rewritten, trimmed or parent, images)
 
 
 async def build_completion_prompts(

@@ -48,6 +48,7 @@ class AgentRequest:
         asked: the client's sampling values by our names, only those it sent.
         max_tokens: the client's budget, None when it left it open.
         body_bytes: size of the body, which says what the request costs to handle.
+        own_messages: messages at the beginning that the next response does not carry over: instructions.
         echoed: request ids of earlier answers that the client names, where a protocol has such names.
         told: parameters that the answer repeats, where a protocol does that.
     """
@@ -67,6 +68,7 @@ class AgentRequest:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     prompts: list[str | list[int]] | None = None
     constraint: Constraint | None = None
+    own_messages: int = 0
     echoed: frozenset[str] = frozenset()
     told: dict[str, Any] = field(default_factory=dict)
     body_bytes: int = 0

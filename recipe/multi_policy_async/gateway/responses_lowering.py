@@ -31,7 +31,8 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     """Check and lower a body.
 
     Args:
-        conversation_of: messages up to and including the answer of an earlier response, by its id.
+        conversation_of: messages up to and including the answer of an earlier response, by its id, without its
+            instructions.
 
     Raises:
         BadRequest: naming the field at fault.
@@ -43,10 +44,9 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     messages: list[Message] = []
     if body.get("instructions") is not None:
         messages.append({"role": "system", "content": string(body["instructions"], "instructions")})
+    own_messages = len(messages)
     if body.get("previous_response_id") is not None:
-        earlier = conversation_of(string(body["previous_response_id"], "previous_response_id"))
-        # Instructions are of one response only: those of the former one are not carried over.
-        messages += [m for i, m in enumerate(earlier) if not (i == 0 and m["role"] == "system")]
+        messages += conversation_of(string(body["previous_response_id"], "previous_response_id"))
     messages += _input(body.get("input"))
     echoed = _echoed(body)
     if not messages:
@@ -61,6 +61,7 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
         stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
         constraint=one_constraint(forced, json_format(form, "text.format", lambda f: f.get("schema"))),
         model=None if body.get("model") is None else string(body["model"], "model"),
+        own_messages=own_messages,
         echoed=echoed,
         told={
             "instructions": body.get("instructions"),
@@ -125,8 +126,9 @@ def _input(given: Any) -> list[Message]:
         kind = mapping(item, where).get("type", "message")
         if kind == "reasoning":
             thought = _thought(item)
-        elif kind == "function_call":
-            _answer(messages)["tool_calls"].append(_function_call(item, where))
+            continue
+        if kind == "function_call":
+            _answer(messages, thought)["tool_calls"].append(_function_call(item, where))
         elif kind == "function_call_output":
             call_id = string(item.get("call_id"), f"{where}.call_id")
             output = _content(item.get("output"), f"{where}.output", images=True)
@@ -138,15 +140,18 @@ def _input(given: Any) -> list[Message]:
             content = _content(item.get("content"), f"{where}.content", images=role == "user")
             messages.append({"role": _ROLES[role], "content": content})
             if role == "assistant" and thought:
-                messages[-1]["reasoning_content"], thought = thought, None
+                messages[-1]["reasoning_content"] = thought
         else:
             raise UnsupportedValue(f"{where}: items of type {kind!r} are not supported", param=where)
+        thought = None
     return messages
 
 
-def _answer(messages: list[Message]) -> Message:
-    """The assistant message that a function call belongs to: its items come one by one."""
-    if not messages or messages[-1]["role"] != "assistant":
+def _answer(messages: list[Message], thought: str | None) -> Message:
+    """The assistant message that a function call belongs to: its items come one by one, a thought first."""
+    if thought:
+        messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    elif not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1].setdefault("tool_calls", [])
     return messages[-1]

@@ -121,6 +121,7 @@ class _Items:
         self._kind: str | None = None
         self._item_id = ""
         self._text = ""
+        self._answered = False  # there is more than reasoning
 
     def event(self, kind: str, **data: Any) -> bytes:
         payload = {"type": kind, "sequence_number": self._number, **data}
@@ -128,6 +129,7 @@ class _Items:
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
     def add(self, parsed: Parsed) -> list[bytes]:
+        self._answered = self._answered or bool(parsed.content or parsed.tool_calls)
         out: list[bytes] = []
         if parsed.reasoning:
             out += self._switch("reasoning")
@@ -142,7 +144,7 @@ class _Items:
         return out
 
     def end(self) -> list[bytes]:
-        if self._index < 0:  # an answer without text still has a message
+        if not self._answered:  # an answer without text still has a message
             return self._switch("message") + self._close()
         return self._close()
 

@@ -212,6 +212,8 @@ class GatewayService:
         reading: Reading,
     ) -> Call:
         request = exchange.request
+        # A control token has no text in which a stop string could be found.
+        stop_ids = {token_id for stop in request.stop if (token_id := model.tokenizer.special_id(stop)) is not None}
         return Call(
             request_id=exchange.exchange_id if choice == 0 else f"{exchange.exchange_id}:{choice}",
             agent_id=exchange.agent_id,
@@ -227,7 +229,7 @@ class GatewayService:
             new_parser=reading.new_parser,
             emit=exchange.emit,
             stream=request.stream,
-            stop_token_ids=reading.stop_token_ids,
+            stop_token_ids=tuple(dict.fromkeys((*reading.stop_token_ids, *stop_ids))),
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
 

@@ -148,7 +148,8 @@ class WorkflowSession:
         if self._resumed.is_set():
             return
         try:
-            await asyncio.wait_for(self._resumed.wait(), self._spec.hold_timeout_s)
+            async with asyncio.timeout(self._spec.hold_timeout_s):
+                await self._resumed.wait()
         except TimeoutError:
             raise Busy(
                 f"workflow {self.workflow_id} is paused",
@@ -290,10 +291,10 @@ class WorkflowSession:
             self._abandon_call(prompt.supersedes, "superseded")
         if prompt.continues is not None:
             self.keep(prompt.continues)
-        if prompt.parent is not None:
-            self.keep(prompt.parent)
-            if prompt.parent.extended_by is None or call.bound:
-                prompt.parent.extended_by = call
+        if (earlier := prompt.earlier) is not None:
+            self.keep(earlier)
+            if earlier.extended_by is None or call.bound:
+                earlier.extended_by = call
 
     # -- the fate of calls -----------------------------------------------------------------------------------------
 
@@ -313,8 +314,10 @@ class WorkflowSession:
         assert reason in ABANDON_REASONS, reason
         call.state, call.reason = CallState.ABANDONED, reason
         self._metrics.call_ended(call.model_id, reason, len(call.ids))
-        if call.prompt.parent is not None and call.prompt.parent.extended_by is call:
-            call.prompt.parent.extended_by = None
+        earlier = call.prompt.earlier
+        if earlier is not None and earlier.extended_by is call:
+            branches = (c for c in self.calls if c.prompt.earlier is earlier and c.state != CallState.ABANDONED)
+            earlier.extended_by = next(branches, None)
 
     async def seal(self) -> None:
         """No new calls; wait for running ones, then abandon what is not kept. May be called again."""

@@ -106,10 +106,19 @@ class SessionStore:
         workflow_id = self._by_token.get(token)
         if workflow_id is None:
             raise NotFound("workflow", "of this URL")
-        if (session := self._open.get(workflow_id)) is None:
+        return self.by_id(workflow_id)
+
+    def by_id(self, workflow_id: str) -> WorkflowSession:
+        """A session that is not over.
+
+        Raises:
+            NotFound: never created here, or closed so long ago that it is forgotten.
+            WorkflowClosed: the workflow is over.
+        """
+        found = self.find(workflow_id)
+        if not isinstance(found, WorkflowSession):
             raise WorkflowClosed(f"workflow {workflow_id} is finalized; its agents can make no more calls")
-        session.touch()
-        return session
+        return found
 
     def find(self, workflow_id: str) -> WorkflowSession | ClosedWorkflow:
         """By id.

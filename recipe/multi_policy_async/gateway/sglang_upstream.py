@@ -162,6 +162,20 @@ def _parse(data: bytes) -> dict[str, Any]:
     return answer
 
 
+_NUMBERS = {float, int, type(None)}  # null: a log-prob that is not finite; such a row is dropped as ``non_finite``
+
+
+def _check_tokens(chunk: TokenChunk) -> None:
+    """Anything else would fail when the workflow is finalized, and with it all its other rows."""
+    alternatives = [entry for entries in chunk.top_logprobs for entry in entries]
+    ids = chunk.ids + [token for _, token in alternatives]
+    log_probs = chunk.log_probs + [log_prob for log_prob, _ in alternatives]
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**31):
+        raise UpstreamError(f"ids that are none: {ids!r}"[:_ERROR_TEXT_LIMIT])
+    if not set(map(type, log_probs)) <= _NUMBERS:
+        raise UpstreamError(f"log-probs that are none: {log_probs!r}"[:_ERROR_TEXT_LIMIT])
+
+
 class _AnswerReader:
     """Cumulative answers -> the tokens that are new in each."""
 
@@ -190,13 +204,14 @@ class _AnswerReader:
             )
             for alternatives in (meta.get("output_top_logprobs") or [])[self._seen :]:
                 chunk.top_logprobs.append([(entry[0], entry[1]) for entry in alternatives or []])
+            if finish is not None:
+                self.finish = chunk.finish = self._finish(finish)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise UpstreamError(f"unexpected answer: {error!r}") from error
+        _check_tokens(chunk)
         self._seen = len(ids)
-        if finish is not None:
-            self.finish = chunk.finish = self._finish(finish)
-            if self._prompt_tokens is not None and ids:
-                self._check_prompt(meta)
+        if finish is not None and self._prompt_tokens is not None and ids:
+            self._check_prompt(meta)
         return chunk
 
     def _check_prompt(self, meta: dict[str, Any]) -> None:

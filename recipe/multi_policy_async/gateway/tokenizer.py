@@ -181,6 +181,10 @@ class PolicyTokenizer:
         """Whether this is a control token, at whose borders nothing merges."""
         return token_id in self._special_ids
 
+    def special_id(self, text: str) -> int | None:
+        """The control token of exactly this text."""
+        return self._special_id.get(text)
+
     def begins_special(self, text: str) -> bool:
         """Whether the text begins with a control token."""
         return self._special_text is not None and self._special_text.match(text) is not None

@@ -19,21 +19,22 @@ import pytest
 
 from ..gateway_binding_registry import ModelState
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import gateway_world
+from .fakes.gateway_world import Texts, one_model
+from .fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-ROOMY = {"planner_model": {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len": 1536}}
+ROOMY = {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len": 1536}
 
 
-def run_with(folder, engine, act, **spec):
+def run_with(folder, engine, act, *, binding=None, **spec):
     """Run ``act(client, world)`` with a client bound to the planner's URL."""
     anthropic = pytest.importorskip("anthropic")  # slow to import, so not while tests are collected
 
     async def run():
-        mapping = {"planner": "planner_model"}
-        async with gateway_world(folder, {"planner_model": engine}, mapping=mapping, bindings=ROOMY, **spec) as world:
+        bindings = {"planner_model": {**ROOMY, **(binding or {})}}
+        async with one_model(folder, engine, bindings=bindings, **spec) as world:
             url = (await world.open(W))["planner"].anthropic_base_url
             async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
                 return await act(client, world)
@@ -91,8 +92,40 @@ def test_a_stream_accumulates_to_the_same_message(folder, texts):
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
 
 
-def test_a_tool_using_conversation_is_one_merged_row(folder, texts):
-    answers = {1: texts.ids("I add. " + CALL), 2: texts.ids("3")}
+@pytest.mark.parametrize(
+    "said", ["", "yes", "<think>hm</think>", "<think>\nhm</think>\n\nyes", "<think>hm</think>" + CALL]
+)
+def test_a_stream_has_the_blocks_of_the_whole_message_also_with_thinking(folder, texts, said):
+    async def act(client, world):
+        whole = await ask(client, tools=[TOOL])
+        hello = [{"role": "user", "content": "hello"}]
+        async with client.messages.stream(model="any", max_tokens=200, messages=hello, tools=[TOOL]) as stream:
+            return whole, await stream.get_final_message()
+
+    whole, streamed = run_with(folder, FakeEngine(texts.says(said)), act, binding={"split_reasoning": True})
+    blocks = [[block.model_dump(exclude={"id"}) for block in message.content] for message in (whole, streamed)]
+    assert blocks[0] == blocks[1] and whole.stop_reason == streamed.stop_reason
+
+
+# A model that says what its calls look like, and does not say that arguments are an object.
+ANY_ARGUMENTS = {
+    "type": "object",
+    "properties": {
+        "tool_calls": {
+            "type": "array",
+            "x-regex-iterator": r"<tool_call>\s*(.*?)\s*</tool_call>",
+            "items": {"x-parser": "json", "type": "object", "properties": {"name": {"type": "string"}}},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', "null", '"one"', "[1, 2]"])
+def test_a_tool_using_conversation_is_one_merged_row(tmp_path, arguments):
+    folder = make_model_folder(tmp_path / "model", response_schema=ANY_ARGUMENTS)
+    texts = Texts(folder)
+    call = CALL.replace('{"a": 1}', arguments)
+    answers = {1: texts.ids("I add. " + call), 2: texts.ids("3")}
     seen: list[list[int]] = []
 
     def script(prompt):
@@ -110,7 +143,7 @@ def test_a_tool_using_conversation_is_one_merged_row(folder, texts):
         await world.control.finalize(W, rewards=1.0)
         return world.sink.rows
 
-    [row] = run_with(folder, FakeEngine(script), act, rows="merged")
+    [row] = run_with(folder, FakeEngine(script), act, rows="merged", binding={"tool_parser": "model"})
     assert row.response_ids[row.response_mask == 1].tolist() == answers[1] + answers[2]
 
 

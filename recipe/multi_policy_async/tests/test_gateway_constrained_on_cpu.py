@@ -77,6 +77,28 @@ def test_a_json_format_is_sampled_under_its_schema_and_its_row_is_marked(folder,
     assert [row.metadata["constrained"] for row in rows] == [False, True]
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_json_format_of_anthropics_is_honoured_or_refused(folder, texts, older):
+    form = {"type": "json_schema", "schema": CITY}
+    more = {"extra_body": {"output_format": form}} if older else {"output_config": {"format": form}}
+
+    async def scenario(world, client, endpoint):
+        import anthropic  # slow to import
+
+        async with anthropic.AsyncAnthropic(base_url=endpoint.anthropic_base_url, api_key="x", max_retries=0) as sdk:
+            try:
+                answer = await sdk.messages.create(model="m", messages=ASK, max_tokens=64, **more)
+            except anthropic.BadRequestError as error:
+                return error.body["error"]["message"]
+        return answer.content[0].text
+
+    said = '{"city": "Oslo"}'
+    result, [row], requests = play(folder, texts.says(said), scenario, constrained="exclude")
+    assert result == said and schemas(requests) == [CITY] and row.metadata["constrained"]
+    refusal, _, requests = play(folder, texts.says(said), scenario)
+    assert "sampled under a grammar" in refusal and requests == []
+
+
 async def by_chat(client, endpoint, choice):
     choice = {"any": "required", "named": NAMED}[choice]
     answer = await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS, tool_choice=choice)

@@ -176,8 +176,9 @@ def test_without_tools_on_offer_markup_is_text(folder, texts, tools):
     assert message.content == CALL and message.tool_calls is None
 
 
-def test_a_tool_call_that_does_not_parse_stays_text(folder, texts):
-    broken = 'so: <tool_call>\n{"name": add}\n</tool_call>'
+@pytest.mark.parametrize("call", ['{"name": add}', '{"name": "add", "arguments": {"a": NaN}}'])
+def test_a_tool_call_that_does_not_parse_or_cannot_be_written_again_stays_text(folder, texts, call):
+    broken = f"so: <tool_call>\n{call}\n</tool_call>"
 
     async def turns(ask, world):
         return await ask(user("x"), tools=[TOOL])

@@ -245,6 +245,17 @@ def test_the_control_api_needs_its_key(folder, texts, key):
     assert asyncio.run(run()) == [401, 401, 200]
 
 
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "{}"])
+def test_the_key_is_taken_in_any_case_of_its_scheme(folder, texts, form):
+    async def run():
+        async with two_models(folder, texts) as world:
+            headers = {"authorization": form.format(world.router.control_key)}
+            async with httpx.AsyncClient(verify=False, base_url=world.base_url, headers=headers) as http:
+                return (await http.post("/control/v1/workflows", json={"workflow_id": W})).status_code
+
+    assert asyncio.run(run()) == 200
+
+
 def test_readiness_is_told_per_model(folder, texts):
     from ..gateway_binding_registry import ModelState
 

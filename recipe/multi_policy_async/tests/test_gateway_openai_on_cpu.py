@@ -157,6 +157,19 @@ def test_a_stop_string_ends_the_answer_and_the_row_ends_with_the_token_that_comp
     assert "stop" not in world.engines["planner_model"].requests[0]["sampling_params"]
 
 
+def test_a_control_token_given_as_a_stop_string_ends_the_answer_though_it_has_no_text(folder, texts):
+    async def run():
+        async with gateway_world(folder, engines(texts, planner="yes<|im_start|>user and more")) as world:
+            client = world.client((await world.open(W))["planner"])
+            answer = await client.chat.completions.create(model="any", messages=ASK, stop=["<|im_start|>", "END"])
+            await world.control.finalize(W, rewards=1.0)
+            return answer.choices[0], world.sink.rows[0]
+
+    choice, row = asyncio.run(run())
+    assert (choice.message.content, choice.finish_reason) == ("yes", "stop")
+    assert row.response_ids.tolist() == texts.ids("yes<|im_start|>", end=False)
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_the_clients_budget_is_honoured_up_to_the_response_length(folder, texts, name):
     async def run():

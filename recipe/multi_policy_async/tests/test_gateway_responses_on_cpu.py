@@ -21,7 +21,8 @@ import pytest
 from openai.types.responses import Response
 
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import gateway_world
+from .fakes.gateway_world import Texts, gateway_world, one_model
+from .fakes.tiny_model_folder import CHATML, make_model_folder
 
 W = "e0-t0-s0-a0"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -40,12 +41,10 @@ def in_turn(texts, *answers):
     return script
 
 
-def run_with(folder, engine, act, **spec):
+def run_with(folder, engine, act, *, binding=None, **spec):
     async def run():
-        bindings, mapping = {"planner_model": ROOMY}, {"planner": "planner_model"}
-        async with gateway_world(
-            folder, {"planner_model": engine}, mapping=mapping, bindings=bindings, **spec
-        ) as world:
+        bindings = {"planner_model": {**ROOMY, **(binding or {})}}
+        async with one_model(folder, engine, bindings=bindings, **spec) as world:
             client = world.client((await world.open(W))["planner"])
             result = await act(client)
             await world.control.finalize(W, rewards=1.0)
@@ -68,7 +67,7 @@ def test_a_response_has_the_same_row_as_a_chat_completion(folder, texts):
     assert ours.response_ids.tolist() == other.response_ids.tolist()
 
 
-@pytest.mark.parametrize("said", ["plain 😀", "I add. " + CALL, ""])
+@pytest.mark.parametrize("said", ["plain 😀", "I add. " + CALL, "", "<think>hm</think>"])
 def test_a_streamed_response_accumulates_to_the_whole_one(folder, texts, said):
     async def act(client):
         whole = await client.responses.create(model="m", input="hello", tools=[TOOL])
@@ -77,8 +76,8 @@ def test_a_streamed_response_accumulates_to_the_whole_one(folder, texts, said):
             final = await stream.get_final_response()
         return whole, kinds, final
 
-    (whole, kinds, final), _ = run_with(folder, FakeEngine(texts.says(said)), act)
-    assert final.output_text == whole.output_text == said.split("<tool_call>")[0]
+    (whole, kinds, final), _ = run_with(folder, FakeEngine(texts.says(said)), act, binding={"split_reasoning": True})
+    assert final.output_text == whole.output_text == said.split("</think>")[-1].split("<tool_call>")[0]
     assert [item.type for item in final.output] == [item.type for item in whole.output]
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == len(whole.output)
@@ -132,6 +131,50 @@ def test_a_response_of_another_agent_is_a_404_that_tells_nothing_of_it(folder, t
 
     (of_another, of_nobody), requests = asyncio.run(run())
     assert of_another == of_nobody and requests == []
+
+
+def test_a_developer_message_is_carried_over_and_instructions_are_not(folder, texts):
+    developer = {"role": "developer", "content": "Be brief."}
+
+    async def act(client):
+        first = await client.responses.create(model="m", input=[developer, {"role": "user", "content": "one"}])
+        second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
+        third = await client.responses.create(
+            model="m", input="three", instructions="Be long.", previous_response_id=second.id
+        )
+        await client.responses.create(model="m", input="four", previous_response_id=third.id)
+
+    _, rows = run_with(folder, FakeEngine(in_turn(texts, "1", "2", "3", "4")), act)
+    prompts = [texts.tokenizer.decode(row.prompt_ids.tolist()) for row in rows]
+    assert ["Be brief." in prompt for prompt in prompts] == [True] * 4
+    assert ["Be long." in prompt for prompt in prompts] == [False, False, True, False]
+
+
+def test_reasoning_belongs_to_the_answer_behind_it_be_that_a_message_or_a_call(tmp_path):
+    thinking = CHATML.replace("+ (message.content", "+ (message.reasoning_content or '') + (message.content")
+    folder = make_model_folder(tmp_path / "model", template=thinking)
+    texts = Texts(folder)
+
+    def reasoning(text):
+        part = {"type": "reasoning_text", "text": text}
+        return {"type": "reasoning", "id": "rs_0", "summary": [], "content": [part]}
+
+    items = [
+        {"role": "user", "content": "one"},
+        reasoning("[I call]"),
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"role": "assistant", "content": "three"},
+        {"role": "user", "content": "two"},
+        reasoning("[I say]"),
+        {"role": "assistant", "content": "four"},
+        {"role": "user", "content": "three"},
+    ]
+    _, [row] = run_with(
+        folder, FakeEngine(texts.says("x")), lambda client: client.responses.create(model="m", input=items)
+    )
+    prompt = texts.tokenizer.decode(row.prompt_ids.tolist())
+    assert "[I call]<tool_call>" in prompt and "\nthree" in prompt and "[I say]four" in prompt
 
 
 @pytest.mark.parametrize("how", ["previous_response_id", "items"])

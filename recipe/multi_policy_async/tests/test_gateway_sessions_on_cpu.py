@@ -24,6 +24,7 @@ import pytest
 from ..gateway.call import Call, Exchange
 from ..gateway.client import ControlError
 from ..gateway.session import WorkflowSession
+from ..gateway_binding_registry import ModelState
 from .fakes.fake_engine import FakeEngine
 from .fakes.gateway_world import ALPHABET, one_model, slow, until
 from .fakes.raw_agent import BODY, RawAgent
@@ -82,11 +83,16 @@ def test_a_call_after_finalize_gets_409_which_sdks_do_not_retry(folder, texts):
             await world.control.finalize(W, rewards=1.0)
             with pytest.raises(openai.ConflictError, match="finalized"):
                 await client.chat.completions.create(**BODY)
+            named = {"x-workflow-id": W, "x-agent-id": "planner"}
+            by_headers = {"base_url": f"{world.base_url}/v1", "api_key": world.router.control_key}
+            async with openai.AsyncOpenAI(**by_headers, default_headers=named) as same_agent:
+                with pytest.raises(openai.ConflictError, match="finalized"):
+                    await same_agent.chat.completions.create(**BODY)
             with pytest.raises(ControlError, match="409"):
                 await world.open(W)
             return len(engine.requests), world.metric("errors_total", code="workflow_closed")
 
-    assert asyncio.run(run()) == (1, 2.0)
+    assert asyncio.run(run()) == (1, 3.0)
 
 
 def test_finalizing_again_gives_the_first_answer_and_the_sink_sees_one_record(folder, texts):  # invariant 4
@@ -177,6 +183,27 @@ def test_abort_ends_running_generations_and_leaves_one_record_without_rows(folde
     assert (first, cut) == (200, 409)
     assert answer["calls"] == {"abandoned(failed_workflow)": 2}
     assert (record.status, record.trajectories, record.error) == ("aborted", (), "deadline")
+
+
+@pytest.mark.parametrize("turns_of_the_loop", range(4))
+def test_a_call_given_up_just_when_its_models_gate_opens_is_not_sampled(folder, texts, turns_of_the_loop):
+    async def run():
+        engine = slow(texts)
+        async with one_model(folder, engine, open_models=False) as world:
+            async with RawAgent((await world.open(W))["planner"]) as agent:
+                await world.set_state("planner_model", ModelState.SYNCING)
+                held = asyncio.create_task(agent.post())
+                gate, session = world.gateway.gates["planner_model"], world.gateway.sessions.find(W)
+                await until(lambda: gate.waiting)
+                gate.set_state(ModelState.OPEN)
+                for _ in range(turns_of_the_loop):
+                    await asyncio.sleep(0)
+                await session.abandon_all("failed_workflow")
+                return (await held).status_code, session.status()["calls"], engine.rows
+
+    status, calls, sampled = asyncio.run(run())
+    assert (status, calls) == (409, {"abandoned(failed_workflow)": 1})
+    assert not any(ids for _, ids, _ in sampled)
 
 
 def test_an_evaluation_workflow_returns_its_trajectories_and_never_enters_the_ledger(folder, texts):

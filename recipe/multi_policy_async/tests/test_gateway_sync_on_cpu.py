@@ -305,18 +305,26 @@ def test_a_stream_whose_server_dies_in_its_middle_ends_with_an_error_and_is_coun
 
 def test_a_dead_server_is_a_503_after_the_bounded_retry_and_the_session_stays_usable(folder, texts):
     async def run():
-        engine = FakeEngine(texts.says("plan"), faults=[500, 500])
+        engine = FakeEngine(texts.says("plan"), faults=[500, 500, -1, -1], cut_after=[2, 2])
         async with one_model(folder, engine) as world:
             client = world.client((await world.open(W))["planner"])
             with pytest.raises(openai.InternalServerError) as caught:
                 await ask(client)
+            with pytest.raises(openai.InternalServerError):
+                await ask(client, stop=["never"])  # dies in the middle of both attempts
             text = await ask(client)
             final = await world.control.finalize(W, rewards=1.0)
-            return caught.value, text, final["calls"]
+            return (
+                caught.value,
+                text,
+                final["calls"],
+                world.metric("requests_total", model="planner_model", status="503"),
+            )
 
-    error, text, calls = asyncio.run(run())
+    error, text, calls, counted = asyncio.run(run())
     assert error.status_code == 503 and error.code == "model_unavailable"
-    assert text == "plan" and calls == {"kept": 1, "abandoned(policy_down)": 1}
+    assert text == "plan" and calls == {"kept": 1, "abandoned(policy_down)": 2}
+    assert counted == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

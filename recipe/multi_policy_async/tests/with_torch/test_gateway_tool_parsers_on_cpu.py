@@ -41,7 +41,7 @@ ARGUMENTS = '{"city": "Oslo", "days": 5}'
 # Family -> its answer, its markers that are special tokens, the one that ends its turn (else the model's own).
 FAMILIES = {
     "hermes": (f'<tool_call>\n{{"name": "lookup", "arguments": {ARGUMENTS}}}\n</tool_call>', (), None),
-    "model": (f"<call>lookup|{ARGUMENTS}</call>", (), None),
+    "model": (f"[CALL]lookup|{ARGUMENTS}[/CALL]", ("[CALL]", "[/CALL]"), None),
     "qwen3_coder": (f"<tool_call>\n{XML}\n</tool_call>", (), None),
     "glm": (
         "<tool_call>lookup\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
@@ -86,7 +86,7 @@ MODEL_SCHEMA = {
     "properties": {
         "tool_calls": {
             "type": "array",
-            "x-regex-iterator": r"<call>(.*?)</call>",
+            "x-regex-iterator": r"\[CALL\](.*?)\[/CALL\]",
             "items": {
                 "type": "object",
                 "x-regex": r"(?P<name>\w+)\|(?P<arguments>.*)",
@@ -107,7 +107,7 @@ def test_the_tool_call_of_a_family_is_read_streamed_and_extended_token_exactly(t
     said, _, stop = FAMILIES[family]
     folder = folder_of(tmp_path, family)
     texts = Texts(folder)
-    ids = texts.ids(f"Let me see. {said}", end=stop is None)
+    ids = texts.ids(f"As 1 < 2: {said}", end=stop is None)
     later = texts.ids("Rain.")
     goes_on = {"model": "m", "tools": [TOOL]}
 
@@ -136,7 +136,7 @@ def test_the_tool_call_of_a_family_is_read_streamed_and_extended_token_exactly(t
     [call] = first.message.tool_calls
     assert (first.finish_reason, call.function.name) == ("tool_calls", "lookup")
     assert json.loads(call.function.arguments) == {"city": "Oslo", "days": 5}
-    assert first.message.content.strip() == "Let me see."
+    assert first.message.content.strip() == "As 1 < 2:"
     streamed = [call for chunk in chunks for call in chunk.tool_calls or []]
     assert [call.function.name for call in streamed] == ["lookup"]
     assert "".join(chunk.content or "" for chunk in chunks) == first.message.content
