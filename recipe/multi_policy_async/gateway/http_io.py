@@ -54,7 +54,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        if (late_after_s := scope["state"].get(LATE_AFTER_S)) is not None:
+        if (late_after_s := scope.get("state", {}).get(LATE_AFTER_S)) is not None:
             raise RequestTimeout(f"the request was not whole within {late_after_s:g} s")
 
 
