@@ -85,8 +85,6 @@ DEV = [
     "hypothesis==6.170.17",
     "matplotlib",
     "pytest==9.2.0",
-    "pytest-asyncio==1.5.0",
-    "pytest-timeout==2.4.0",
     "pytest-xdist==3.8.0",
     "ruff==0.14.10",
     "schemathesis==4.32.5",

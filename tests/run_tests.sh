@@ -14,9 +14,9 @@ TESTS=recipe/multi_policy_async/tests
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-# More workers than cores: many of these tests wait for sockets. Collecting those with torch takes longer than all others.
-"$PYTHON" -m pytest -q -n 3 --dist loadfile -m "not e2e and not ray and not slow" $TESTS tests/benchmarks \
-  --ignore $TESTS/with_torch
+# In the ignored folders all tests are slow: not even to be imported here, once per worker.
+"$PYTHON" -m pytest -q -n 2 --dist loadfile -m "not e2e and not ray and not slow and not fuzz" $TESTS tests/benchmarks \
+  --ignore $TESTS/slow --ignore $TESTS/with_ray --ignore $TESTS/with_torch
 "$PYTHON" -m pytest -q -n 2 --dist loadfile -m slow $TESTS
 FUZZ_EXAMPLES=20 "$PYTHON" -m pytest -q -m fuzz $TESTS
 "$PYTHON" -m pytest -q -m "ray and not e2e" $TESTS

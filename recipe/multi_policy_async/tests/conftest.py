@@ -13,17 +13,35 @@
 # limitations under the License.
 """What many test modules share."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from ..configuration.schema import JobSpec
-from .config_fixtures import tiny_job
+
+class _ShortSleeps:
+    """``asyncio`` with twenty times shorter sleeps."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uvicorn_ends_soon():
+    """It looks every tenth of a second whether it shall end, and then waits another: for each gateway of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", _ShortSleeps())
+        yield
 
 
 @pytest.fixture(scope="session")
-def plain_job(tmp_path_factory) -> JobSpec:
+def plain_job(tmp_path_factory):
     """``planner_solver_tiny`` as it is, composed once: that takes a while."""
+    from .config_fixtures import tiny_job
+
     return tiny_job(tmp_path_factory.mktemp("plain_job"))
 
 

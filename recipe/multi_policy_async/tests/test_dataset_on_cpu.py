@@ -223,6 +223,7 @@ def test_an_import_error_inside_a_users_file_is_shown_as_it_is(tmp_path):
         load_workflow_class("Mine", str(tmp_path / "mine.py"))
 
 
+@pytest.mark.slow
 def test_the_data_path_imports_neither_torch_nor_verl_nor_ray():
     program = (
         "import recipe.multi_policy_async.workflow_driver, recipe.multi_policy_async.trajectory_ingestor\n"

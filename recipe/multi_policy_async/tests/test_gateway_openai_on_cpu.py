@@ -297,6 +297,7 @@ def test_the_agents_model_is_listed_and_retrieved_and_any_other_is_a_404_that_na
     assert listed == [one] and (one.id, one.object) == ("planner_model", "model")
 
 
+@pytest.mark.slow
 def test_nothing_of_the_gateway_imports_torch():
     probe = (
         "import sys; import recipe.multi_policy_async.multi_model_gateway_router, "

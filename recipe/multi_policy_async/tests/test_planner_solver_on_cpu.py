@@ -14,45 +14,20 @@
 """The planner-solver workflow: who sees what, and whose answer is scored."""
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from recipe.multi_policy_async.tests.fakes.chat_agent import QUESTION, ChatAgent, chain_sum_task
 from recipe.multi_policy_async.workflows.base import Outcome, Task
 from recipe.multi_policy_async.workflows.loader import BUILT_IN, load_workflow_class
 from recipe.multi_policy_async.workflows.planner_solver import PlannerSolver, PlannerSolverVerifier
 from recipe.multi_policy_async.workflows.scoring import extract_answer, score_message
 
-QUESTION = "State the final answer to the following arithmetic problem: 3 + 5 ="
 
-
-class FakeAgent:
-    """Replies with ``reply`` and remembers what it was asked."""
-
-    def __init__(self, reply: str):
-        self.reply = reply
-        self.asked: list[Sequence[Mapping[str, str]]] = []
-
-    async def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        self.asked.append(messages)
-        return self.reply
-
-
-def chain_sum_task(num_terms: int = 2) -> Task:
-    entry = {"question": QUESTION, "answer": "8", "metadata": {"num_terms": num_terms}}
-    row = {
-        "data_source": "reasoning_gym/chain_sum",
-        "prompt": [{"role": "user", "content": QUESTION}],
-        "reward_model": {"style": "rule", "ground_truth": "8"},
-        "extra_info": {"index": 0, "question": QUESTION, "entry": json.dumps(entry)},
-    }
-    return Task(0, row)
-
-
-def play(workflow: Any, task: Task, **replies: str) -> tuple[Outcome, dict[str, FakeAgent]]:
-    agents = {agent_id: FakeAgent(reply) for agent_id, reply in replies.items()}
+def play(workflow: Any, task: Task, **replies: str) -> tuple[Outcome, dict[str, ChatAgent]]:
+    agents = {agent_id: ChatAgent(reply) for agent_id, reply in replies.items()}
     return asyncio.run(workflow.run(task, agents)), agents
 
 
@@ -69,11 +44,12 @@ def test_prompts_are_put_around_question_and_plan() -> None:
     assert agents["solver"].asked[0][0]["content"] == "Compute: 3 plus 5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "reward"), [("8", 1.0), ("3 + 5 = 8.", 1.0), ("9", 0.0), ("eight", 0.0), ("", 0.0)]
 )
 def test_the_reward_is_the_verifiers_score_of_the_solvers_answer(message: str, reward: float) -> None:
-    outcome, _ = play(PlannerSolver(), chain_sum_task(), planner="3 plus 5", solver=message)
+    outcome, _ = play(PlannerSolver(), chain_sum_task(scorer=None), planner="3 plus 5", solver=message)
     assert outcome.rewards == reward
     assert outcome.info == {"plan": "3 plus 5", "answer": message}
 
@@ -84,7 +60,7 @@ def test_the_reward_is_the_verifiers_score_of_the_solvers_answer(message: str, r
 def test_the_verifier_is_asked_only_about_ill_formed_answers_and_hard_questions(
     message: str, num_terms: int, called: bool
 ) -> None:
-    task = chain_sum_task(num_terms)
+    task = chain_sum_task(num_terms=num_terms)
     outcome, agents = play(PlannerSolverVerifier(), task, planner="3 plus 5", solver=message, verifier="7")
     assert bool(agents["verifier"].asked) is called
     assert outcome.rewards == (0.0 if called else 1.0)
@@ -95,7 +71,7 @@ def test_the_verifier_is_asked_only_about_ill_formed_answers_and_hard_questions(
 @pytest.mark.parametrize("check_every", [0, 5])
 def test_a_sample_of_all_tasks_is_checked_where_one_is_asked_for(check_every: int) -> None:
     workflow = PlannerSolverVerifier(check_every=check_every)
-    checked = [i for i in range(12) if workflow.needs_check(Task(i, chain_sum_task().row), "8")]
+    checked = [i for i in range(12) if workflow.needs_check(chain_sum_task(i), "8")]
     assert checked == ([0, 5, 10] if check_every else [])
 
 

@@ -13,12 +13,10 @@
 # limitations under the License.
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
 
 import pytest
 
-from recipe.multi_policy_async.workflows.base import Task
+from recipe.multi_policy_async.tests.fakes.chat_agent import ChatAgent, chain_sum_task
 from recipe.multi_policy_async.workflows.loader import load_workflow_class
 from recipe.multi_policy_async.workflows.single_agent import SingleAgent
 
@@ -28,38 +26,16 @@ MESSAGES = [
 ]
 
 
-class FakeAgent:
-    """Replies with ``reply`` and remembers what it was asked."""
-
-    def __init__(self, reply: str):
-        self.reply = reply
-        self.asked: list[Sequence[Mapping[str, str]]] = []
-
-    async def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        self.asked.append(messages)
-        return self.reply
-
-
-def sum_task() -> Task:
-    entry = {"question": "3 + 5", "answer": "8", "metadata": {}}
-    row = {
-        "data_source": "reasoning_gym/chain_sum",
-        "prompt": MESSAGES,
-        "reward_model": {"style": "rule", "ground_truth": "8"},
-        "extra_info": {"entry": json.dumps(entry)},
-    }
-    return Task(0, row)
-
-
 def test_the_agent_is_asked_the_rows_messages_and_nothing_else() -> None:
-    agent = FakeAgent("8")
-    asyncio.run(SingleAgent().run(sum_task(), {"agent": agent}))
+    agent = ChatAgent("8")
+    asyncio.run(SingleAgent().run(chain_sum_task(messages=MESSAGES), {"agent": agent}))
     assert agent.asked == [MESSAGES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reply", "reward"), [("8", 1.0), ("9", 0.0), ("", 0.0)])
 def test_the_reward_is_the_verifiers_score(reply: str, reward: float) -> None:
-    outcome = asyncio.run(SingleAgent().run(sum_task(), {"agent": FakeAgent(reply)}))
+    outcome = asyncio.run(SingleAgent().run(chain_sum_task(scorer=None), {"agent": ChatAgent(reply)}))
     assert outcome.rewards == reward
     assert outcome.info == {"answer": reply}
 

@@ -73,31 +73,29 @@ async def job(tmp_path, folder, engines, workflow, **changes):
     )
     url = await router.start()
     control = GatewayControlClient(url, router.control_key)
+    driver = WorkflowDriver(
+        spec,
+        workflow,
+        Sums(),
+        control,
+        ingestor,
+        run_dir=tmp_path,
+        shuffle=False,
+        seed=0,
+        epochs=1,
+        policies=len(engines),
+        poll_s=0.05,
+        eval_tasks=Sums(),
+        validation=validation_spec(),
+    )
     try:
         for model_id, engine in engines.items():
             await ingestor.register_policy(model_id, queue_spec(max_lead_groups=100), True)
             await router.bind(binding(model_id, folder, await engine.start()))
             await router.set_status(model_id, ModelStatus(ModelState.OPEN, Version(0, 1)))
-        yield (
-            ingestor,
-            WorkflowDriver(
-                spec,
-                workflow,
-                Sums(),
-                control,
-                ingestor,
-                run_dir=tmp_path,
-                shuffle=False,
-                seed=0,
-                epochs=1,
-                policies=len(engines),
-                poll_s=0.05,
-                eval_tasks=Sums(),
-                validation=validation_spec(),
-            ),
-            router,
-        )
+        yield ingestor, driver, router
     finally:
+        await driver.stop()
         await control.close()
         await router.stop()
         for engine in engines.values():

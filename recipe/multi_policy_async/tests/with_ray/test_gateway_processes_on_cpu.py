@@ -24,16 +24,16 @@ import ray
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 
-from ..gateway.client import GatewayControlClient
-from ..gateway.spec import GatewaySpec
-from ..gateway_group import GatewayGroup, add_stats
-from ..supervision import JobFailedError
-from ..workflows.failures import is_infrastructure
-from .fakes.child_process import Child
-from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_process import DEFAULTS, read_records
-from .fakes.gateway_world import MAPPING, Texts
-from .fakes.tiny_model_folder import make_model_folder
+from ...gateway.client import GatewayControlClient
+from ...gateway.spec import GatewaySpec
+from ...gateway_group import GatewayGroup, add_stats
+from ...supervision import JobFailedError
+from ...workflows.failures import is_infrastructure
+from ..fakes.child_process import Child
+from ..fakes.fake_engine import FakeEngine
+from ..fakes.gateway_process import DEFAULTS, read_records
+from ..fakes.gateway_world import MAPPING, Texts
+from ..fakes.tiny_model_folder import make_model_folder
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,11 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from ..configuration.schema import SupervisionSpec  # noqa: E402
-from ..multi_model_metrics import PhaseReport, StepReport  # noqa: E402
-from ..supervision import JobFailedError, PolicySupervisor, named  # noqa: E402
+from ...configuration.schema import SupervisionSpec  # noqa: E402
+from ...multi_model_metrics import PhaseReport, StepReport  # noqa: E402
+from ...supervision import JobFailedError, PolicySupervisor, named  # noqa: E402
+
+pytestmark = pytest.mark.slow  # imports Ray
 
 SPEC = SupervisionSpec(startup_s=1, step_s=30, sync_s=10, save_s=20, shutdown_s=1, restarts=0)
 

@@ -22,18 +22,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ..agent_model_route_table import AgentModelRouteTable
-from ..gateway.call import CallState
-from ..gateway.errors import GatewayError
-from ..gateway.openai_lowering import lower_chat
-from ..gateway.service import GatewayService
-from ..gateway.spec import GatewaySpec
-from ..gateway.tokenizer import PolicyTokenizer
-from ..gateway.upstream import Attempt, TokenChunk, UpstreamError
-from ..gateway_binding_registry import GatewayBindingRegistry, ModelState, ModelStatus
-from ..trajectory import Version
-from .fakes.gateway_world import DEFAULTS, CollectingSink, binding
-from .fakes.tiny_model_folder import make_model_folder
+from ...agent_model_route_table import AgentModelRouteTable
+from ...gateway.call import CallState
+from ...gateway.errors import GatewayError
+from ...gateway.openai_lowering import lower_chat
+from ...gateway.service import GatewayService
+from ...gateway.spec import GatewaySpec
+from ...gateway.tokenizer import PolicyTokenizer
+from ...gateway.upstream import Attempt, TokenChunk, UpstreamError
+from ...gateway_binding_registry import GatewayBindingRegistry, ModelState, ModelStatus
+from ...trajectory import Version
+from ..fakes.gateway_world import DEFAULTS, CollectingSink, binding
+from ..fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

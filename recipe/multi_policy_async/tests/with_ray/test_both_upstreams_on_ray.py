@@ -25,7 +25,10 @@ from recipe.multi_policy_async.gateway_binding_registry import ModelState, Model
 from recipe.multi_policy_async.multi_model_gateway_router import MultiModelGatewayRouter
 from recipe.multi_policy_async.tests.fakes.gateway_world import DEFAULTS, CollectingSink, World, binding
 from recipe.multi_policy_async.tests.fakes.tiny_model_folder import make_model_folder
-from recipe.multi_policy_async.tests.test_hf_replica_on_ray import cluster, make_config  # noqa: F401  a fixture
+from recipe.multi_policy_async.tests.with_ray.test_hf_replica_on_ray import (  # noqa: F401  a fixture
+    cluster,
+    make_config,
+)
 from recipe.multi_policy_async.trajectory import Trajectory, Version
 
 pytestmark = pytest.mark.ray

@@ -19,8 +19,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from .. import launch  # noqa: E402
-from .config_fixtures import tiny_job  # noqa: E402
+from ... import launch  # noqa: E402
+from ..config_fixtures import tiny_job  # noqa: E402
 
 pytestmark = pytest.mark.slow  # whole jobs are composed
 

@@ -19,15 +19,17 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from ..checkpoint_coordinator import SavedCheckpoint  # noqa: E402
-from ..gateway_binding_registry import ModelBinding, ModelState, ModelStatus  # noqa: E402
-from ..gateway_group import GatewayGroup  # noqa: E402
-from ..leftovers import belongs_to  # noqa: E402
-from ..model_async_runtime import TrainingOutcome  # noqa: E402
-from ..multi_model_metrics import PhaseReport  # noqa: E402
-from ..policy_life import PolicyLife  # noqa: E402
-from ..supervision import JobFailedError  # noqa: E402
-from ..trajectory import Version  # noqa: E402
+from ...checkpoint_coordinator import SavedCheckpoint  # noqa: E402
+from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus  # noqa: E402
+from ...gateway_group import GatewayGroup  # noqa: E402
+from ...leftovers import belongs_to  # noqa: E402
+from ...model_async_runtime import TrainingOutcome  # noqa: E402
+from ...multi_model_metrics import PhaseReport  # noqa: E402
+from ...policy_life import PolicyLife  # noqa: E402
+from ...supervision import JobFailedError  # noqa: E402
+from ...trajectory import Version  # noqa: E402
+
+pytestmark = pytest.mark.slow  # imports Ray
 
 MODEL = "solver_model"
 NEWEST = SavedCheckpoint(MODEL, 0, 4, "checkpoints/solver_model/incarnation_0/global_step_4", "digest")

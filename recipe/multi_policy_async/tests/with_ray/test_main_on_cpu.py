@@ -25,12 +25,12 @@ import psutil
 import pytest
 import yaml
 
-from .. import multi_model_disaggregate_trainer
-from ..configuration import ray_cluster
-from ..configuration.resources import Node
-from ..configuration.schema import JobSpec, RaySpec
-from ..main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, main
-from .config_fixtures import PLANNER, SOLVER, tiny_overrides
+from ... import multi_model_disaggregate_trainer
+from ...configuration import ray_cluster
+from ...configuration.resources import Node
+from ...configuration.schema import JobSpec, RaySpec
+from ...main_multi_policy import EXIT_CONFIG, EXIT_INTERRUPTED, StartSignals, main
+from ..config_fixtures import PLANNER, SOLVER, tiny_overrides
 
 pytestmark = pytest.mark.slow  # whole jobs are composed
 
@@ -175,6 +175,11 @@ class TestRayArguments:
         plugin = "recipe.multi_policy_async.backends.cpu.plugin"
         monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
         assert ray_cluster.environment(plain_job)["VERL_USE_EXTERNAL_MODULES"] == f"mine,{plugin}"
+
+    def test_modules_of_the_user_are_imported_by_every_process_on_gpus_too(self, plain_job, monkeypatch):
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
+        on_gpus = plain_job.model_copy(update={"device": "gpu"})
+        assert ray_cluster.environment(on_gpus)["VERL_USE_EXTERNAL_MODULES"] == "mine"
 
 
 SLEEPER = "import signal, sys, time; {setting}; print('ready', flush=True); time.sleep(600)"

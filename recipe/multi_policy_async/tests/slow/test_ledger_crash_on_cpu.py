@@ -23,9 +23,9 @@ from collections import Counter
 
 import pytest
 
-from ..ingest.ledger_report import open_ledger
-from ..trajectory import Version, WorkflowId
-from .fakes.workflow_records import PLANNER, SOLVER, queue_spec, record, trajectory, with_ingestor, workflow_stats
+from ...ingest.ledger_report import open_ledger
+from ...trajectory import Version, WorkflowId
+from ..fakes.workflow_records import PLANNER, SOLVER, queue_spec, record, trajectory, with_ingestor, workflow_stats
 
 pytestmark = pytest.mark.slow
 

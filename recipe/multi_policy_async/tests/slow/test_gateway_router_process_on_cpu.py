@@ -23,11 +23,11 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from ..gateway.router_process import RouterDied, RouterProcess
-from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, binding, gateway_world, until
-from .fakes.router_programs import PROGRAMS
-from .fakes.tiny_model_folder import make_model_folder
+from ...gateway.router_process import RouterDied, RouterProcess
+from ..fakes.fake_engine import FakeEngine
+from ..fakes.gateway_world import Texts, binding, gateway_world, until
+from ..fakes.router_programs import PROGRAMS
+from ..fakes.tiny_model_folder import make_model_folder
 
 pytestmark = pytest.mark.slow
 

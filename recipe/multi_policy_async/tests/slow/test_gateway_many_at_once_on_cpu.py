@@ -27,10 +27,10 @@ from typing import Any
 import httpx
 import pytest
 
-from ..gateway_binding_registry import ModelState
-from ..trajectory import Trajectory, Version, WorkflowRecord
-from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import World, gateway_world
+from ...gateway_binding_registry import ModelState
+from ...trajectory import Trajectory, Version, WorkflowRecord
+from ..fakes.fake_engine import FakeEngine
+from ..fakes.gateway_world import World, gateway_world
 
 WORKFLOWS = 12
 TURNS = 6

@@ -18,11 +18,11 @@ import asyncio
 import pytest
 import ray
 
-from ..ingest.batch_source import IngestBatchSource, ProducerDied
-from ..ingest.handle import TargetDiedError, call
-from ..trajectory import Version
-from ..trajectory_ingestor import TrajectoryIngestor
-from .fakes.workflow_records import PLANNER, ingest_spec, queue_spec, record, trajectory
+from ...ingest.batch_source import IngestBatchSource, ProducerDied
+from ...ingest.handle import TargetDiedError, call
+from ...trajectory import Version
+from ...trajectory_ingestor import TrajectoryIngestor
+from ..fakes.workflow_records import PLANNER, ingest_spec, queue_spec, record, trajectory
 
 pytestmark = pytest.mark.ray
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ..configuration.compose import CONFIG_DIR, compose_job, compose_raw, normalise_models
-from ..configuration.errors import ConfigError
-from ..configuration.policy import RANKS_PER_MODEL
-from ..configuration.schema import JobSpec
-from ..configuration.verl_tree import LEGACY_KEYS, verl_defaults
-from .config_fixtures import PLANNER, SOLVER, model_folder, problems_of, tiny_job, tiny_overrides
+from ...configuration.compose import CONFIG_DIR, compose_job, compose_raw, normalise_models
+from ...configuration.errors import ConfigError
+from ...configuration.policy import RANKS_PER_MODEL
+from ...configuration.schema import JobSpec
+from ...configuration.verl_tree import LEGACY_KEYS, verl_defaults
+from ..config_fixtures import PLANNER, SOLVER, model_folder, problems_of, tiny_job, tiny_overrides
 
 pytestmark = pytest.mark.slow  # whole jobs are composed
 

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from .. import simulate as command
-from ..configuration.errors import ConfigError
-from ..simulator import virtual_time
-from ..simulator.compare import compare_modes
-from ..simulator.job import SimulationStalled, simulate
-from ..simulator.measured import SERVING, TRAINING, WORKFLOWS, Run
-from ..simulator.report import format_run
-from ..simulator.scenario import compose_scenario
+from ... import simulate as command
+from ...configuration.errors import ConfigError
+from ...simulator import virtual_time
+from ...simulator.compare import compare_modes
+from ...simulator.job import SimulationStalled, simulate
+from ...simulator.measured import SERVING, TRAINING, WORKFLOWS, Run
+from ...simulator.report import format_run
+from ...simulator.scenario import compose_scenario
 
 pytestmark = pytest.mark.slow
 
