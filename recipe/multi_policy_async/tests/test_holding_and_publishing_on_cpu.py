@@ -17,6 +17,7 @@ import asyncio
 
 import pytest
 
+from recipe.multi_policy_async.simulator import virtual_time
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
@@ -214,7 +215,7 @@ def test_a_workflow_holds_nobody_after_its_deadline(tmp_path, deadline_s):
         await ingestor.issue("e0-t0-s0-a0", 1, deadline_s)
         return await ingestor.hold(PLANNER, 1, V0, 0, 10)
 
-    assert with_ingestor(tmp_path, scenario) is True
+    assert with_ingestor(tmp_path, scenario, run=virtual_time.run) is True
 
 
 def test_a_policy_that_drops_or_has_retired_or_whose_data_ended_is_never_held(tmp_path):
@@ -291,7 +292,7 @@ def test_a_pin_holds_nobody_for_ever(tmp_path, released_by):
             await ingestor.producer_died("killed")
         return await ingestor.may_publish(PLANNER, Version(0, 1), 10)
 
-    assert with_ingestor(tmp_path, scenario)
+    assert with_ingestor(tmp_path, scenario, run=virtual_time.run)
 
 
 @pytest.mark.parametrize(("at", "ages"), [(Version(0, 5), [3, 3]), (Version(1, 1), [0, 0])], ids=["on", "restored"])

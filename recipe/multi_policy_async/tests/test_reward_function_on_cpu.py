@@ -119,6 +119,7 @@ def test_a_function_that_is_not_there_is_told(written):
             load_reward_function(path, name, {})
 
 
+@pytest.mark.slow
 def test_the_jobs_function_is_loaded_before_the_job_starts_and_a_models_own_is_refused(tmp_path, written, plain_job):
     assert plain_job.reward.custom_reward_function.path is None
     function = RewardFunctionSpec(path=str(written(EXAMPLE)), name="compute_score", reward_kwargs={"per_word": 0.5})

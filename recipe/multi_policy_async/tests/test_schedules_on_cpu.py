@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..ingest.batch_source import TakenBatch
+from ..simulator import virtual_time
 from ..trajectory import Version
 from ..trajectory_ingestor import TrajectoryIngestor
 from .fakes.workflow_records import (
@@ -30,6 +31,7 @@ from .fakes.workflow_records import (
     finish_task,
     has_room,
     ingest_spec,
+    loop_time,
     queue_spec,
     record,
     trajectory,
@@ -54,7 +56,7 @@ class Play:
     """A producer and one trainer per policy on a real ingestor; ``log`` holds what happened, in order."""
 
     def __init__(self, path, policies: dict[str, Policy], *, concurrent: int = 2, **spec):
-        self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec(**spec))
+        self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec(**spec), clock=loop_time)
         self.policies = policies
         self.concurrent = concurrent
         self.versions = {model_id: Version(0, 0) for model_id in policies}
@@ -121,7 +123,7 @@ class Play:
 
 def play(tmp_path, policies, **spec) -> Play:
     game = Play(tmp_path, policies, **spec)
-    asyncio.run(asyncio.wait_for(game.run(), 20))
+    virtual_time.run(asyncio.wait_for(game.run(), 20))
     assert all(each["unaccounted"] == 0 for each in game.stats.values())
     return game
 

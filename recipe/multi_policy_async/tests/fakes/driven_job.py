@@ -14,14 +14,19 @@
 """A workflow driver between a fake gateway and a real ingestor, and workflows that do as they are told."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipe.multi_policy_async.tests.fakes.gateway_control import FakeGatewayControl
+import httpx
+
+from recipe.multi_policy_async.simulator import virtual_time
+from recipe.multi_policy_async.tests.fakes.gateway_control import FakeGatewayControl, connection_error
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
     SOLVER,
     ingest_spec,
+    loop_time,
     queue_spec,
     workflow_stats,
 )
@@ -125,6 +130,10 @@ class Reach:
         return reach
 
 
+def _nobody(request: httpx.Request) -> httpx.Response:
+    raise connection_error()
+
+
 class Job:
     """Driver, fake gateway and real ingestor with both policies registered."""
 
@@ -140,7 +149,7 @@ class Job:
         validation: ValidationSpec | None = None,
         **changes: Any,
     ):
-        self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec())
+        self.ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec(), clock=loop_time)
         self.reach_ingestor = Reach(self.ingestor)
         self.gateway = FakeGatewayControl(self.reach_ingestor.ingest, MODELS)
         self.queue = queue_spec(max_lead_groups=lead, idle_tasks_limit=idle_tasks_limit)
@@ -157,6 +166,7 @@ class Job:
             seed=7,
             epochs=epochs,
             poll_s=0.05,
+            transport=httpx.MockTransport(_nobody),
         )
 
     async def open(self) -> None:
@@ -181,8 +191,10 @@ async def eventually(condition: Any) -> None:
         await asyncio.sleep(0.002)
 
 
-def play(job: Job, scenario: Any = None) -> Any:
-    async def run() -> Any:
+def play(job: Job, scenario: Any = None, run: Callable[..., Any] = virtual_time.run) -> Any:
+    """The driver's run, or a scenario. ``run``: ``asyncio.run`` for workflows in threads, which take real time."""
+
+    async def main() -> Any:
         await job.open()
         try:
             if scenario is None:
@@ -191,4 +203,4 @@ def play(job: Job, scenario: Any = None) -> Any:
         finally:
             await job.ingestor.close()
 
-    return asyncio.run(run())
+    return run(main())

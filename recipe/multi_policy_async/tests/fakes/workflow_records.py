@@ -14,12 +14,13 @@
 """Small, valid trajectories and workflow records, and the specs that tests vary."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recipe.multi_policy_async.clock import now
 from recipe.multi_policy_async.ingest.ledger_report import open_ledger, workflow_counts
 from recipe.multi_policy_async.ingest.ledger_schema import SUPERSEDED
 from recipe.multi_policy_async.ingest.spec import IngestSpec, QueueSpec
@@ -120,18 +121,29 @@ async def finish_task(
         await ingestor.ingest(record(workflow_id, *rows))
 
 
-def with_ingestor(path: Path, scenario: Any, **changes: Any) -> Any:
-    """Run ``await scenario(ingestor)`` on an ingestor at ``path`` and close it."""
+def loop_time() -> float:
+    """For ingestors that wait by the time of the loop, which may be virtual; 0 where none runs yet."""
+    try:
+        return now()
+    except RuntimeError:
+        return 0.0
 
-    async def run() -> Any:
-        ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec(**changes))
+
+def with_ingestor(path: Path, scenario: Any, *, run: Callable[..., Any] = asyncio.run, **changes: Any) -> Any:
+    """Run ``await scenario(ingestor)`` on an ingestor at ``path`` and close it.
+
+    ``run``: ``virtual_time.run`` for scenarios that only wait.
+    """
+
+    async def main() -> Any:
+        ingestor = TrajectoryIngestor(path / "ledger.sqlite", ingest_spec(**changes), clock=loop_time)
         try:
             running: Awaitable[Any] = scenario(ingestor)
             return await asyncio.wait_for(running, 20)
         finally:
             await ingestor.close()
 
-    return asyncio.run(run())
+    return run(main())
 
 
 async def register_both(ingestor) -> None:
