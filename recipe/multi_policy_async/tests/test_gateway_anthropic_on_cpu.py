@@ -19,7 +19,7 @@ import pytest
 
 from ..gateway_binding_registry import ModelState
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, one_model
+from .fakes.gateway_world import Texts, anthropic_client, one_model
 from .fakes.tiny_model_folder import make_model_folder
 
 W = "e0-t0-s0-a0"
@@ -30,13 +30,12 @@ ROOMY = {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len":
 
 def run_with(folder, engine, act, *, binding=None, **spec):
     """Run ``act(client, world)`` with a client bound to the planner's URL."""
-    anthropic = pytest.importorskip("anthropic")  # slow to import, so not while tests are collected
 
     async def run():
         bindings = {"planner_model": {**ROOMY, **(binding or {})}}
         async with one_model(folder, engine, bindings=bindings, **spec) as world:
             url = (await world.open(W))["planner"].anthropic_base_url
-            async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+            async with anthropic_client(url) as client:
                 return await act(client, world)
 
     return asyncio.run(run())

@@ -22,7 +22,7 @@ import pytest
 from ..gateway_binding_registry import ModelState
 from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import gateway_world
+from .fakes.gateway_world import anthropic_client, gateway_world
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "weather?"}]
@@ -117,9 +117,7 @@ async def by_responses(client, endpoint, choice):
 async def by_messages(client, endpoint, choice):
     choice = {"any": {"type": "any"}, "named": {"type": "tool", "name": "lookup"}}[choice]
     tools = [{"name": "lookup", "description": "", "input_schema": CITY}]
-    import anthropic  # slow to import
-
-    async with anthropic.AsyncAnthropic(base_url=endpoint.anthropic_base_url, api_key="x", max_retries=0) as sdk:
+    async with anthropic_client(endpoint.anthropic_base_url) as sdk:
         answer = await sdk.messages.create(model="m", messages=ASK, max_tokens=64, tools=tools, tool_choice=choice)
     [call] = answer.content
     return {"tool_use": "tool_calls"}[answer.stop_reason], call.name, call.input

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 from openai import AsyncOpenAI
 
@@ -96,6 +97,16 @@ class World:
 
     async def set_state(self, model_id: str, state: ModelState, version: Version = FIRST) -> None:
         await self.router.set_status(model_id, ModelStatus(state, version))
+
+
+def anthropic_client(url: str) -> Any:
+    """An ``AsyncAnthropic``; skips the test where the package is missing."""
+    anthropic = pytest.importorskip("anthropic")  # here: it is slow to import
+    import httpx2
+
+    return anthropic.AsyncAnthropic(
+        base_url=url, api_key="none", max_retries=0, http_client=httpx2.AsyncClient(verify=False, timeout=30)
+    )
 
 
 def binding(model_id: str, folder: Path, url: str, **changes: Any) -> ModelBinding:
