@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -179,10 +179,11 @@ def test_pieces_joined_are_the_text_and_no_piece_shows_half_a_character(tokenize
 
 
 @given(ids=st.lists(st.integers(0, 262), max_size=40))
+@example(ids=[169, 94])  # ED A1 begins a surrogate: for the tokenizer two characters
 @settings(max_examples=150, deadline=None)
 def test_any_sampled_ids_decode_as_a_whole_but_for_an_unfinished_end(tokenizer, ids):
     whole, pieces = tokenizer.decode(ids), decoded(tokenizer.new_detokenizer(), ids)
-    assert whole == pieces or (whole.endswith("\ufffd") and whole[:-1] == pieces)
+    assert whole.startswith(pieces) and whole[len(pieces) :] in ("", "\ufffd", "\ufffd\ufffd")
 
 
 @pytest.mark.parametrize("general", [False, True])
