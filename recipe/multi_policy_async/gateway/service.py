@@ -323,7 +323,7 @@ def make_upstream(spec: GatewaySpec, binding: ModelBinding) -> Upstream:
 
         if binding.verl_client is None:
             raise ValueError(f"model {binding.model_id} has no verl client, which gateway.upstream=verl_client needs")
-        return VerlClientUpstream(binding.verl_client, binding.incarnation)
+        return VerlClientUpstream(binding.verl_client, binding.incarnation, answer_timeout_s=spec.read_timeout_s)
     from .sglang_upstream import SglangRouterUpstream
 
     if binding.router_url is None:
