@@ -109,8 +109,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     late body is told, see ``read_body``. Nothing is late while an earlier answer is under way. A request that comes in
     one piece, as nearly all do, starts no timer.
 
-    An offer of another protocol is ignored, as RFC 9110 (7.8) allows: Java's HTTP client offers HTTP/2 with each request,
-    and the parser takes the body of such a request for that protocol's.
+    An offer of another protocol is ignored, as RFC 9110 (7.8) allows: Java's HTTP client offers HTTP/2 with each
+    request, and the parser would take the body of such a request for that protocol's.
     """
 
     def __init__(self, *args: Any, max_head_bytes: int, request_timeout_s: float, **kwargs: Any) -> None:
