@@ -100,6 +100,7 @@ def add_stats(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for model_id in parts[0]["models"]:
         each = [part["models"][model_id] for part in parts]
         closed = [one for one in each if one["state"] != ModelState.OPEN.value]
-        total = {name: sum(one[name] for one in each) for name in ("running", "waiting")}
-        models[model_id] = {**(closed or each)[0], **total}
+        total = {name: sum(one[name] for one in each) for name in ("running", "waiting", "waiting_for_slot")}
+        limits = [one["limit"] for one in each]
+        models[model_id] = {**(closed or each)[0], **total, "limit": None if None in limits else sum(limits)}
     return {"workflows_open": sum(part["workflows_open"] for part in parts), "models": models}

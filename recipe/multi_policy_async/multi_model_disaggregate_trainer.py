@@ -76,9 +76,9 @@ class MultiModelDisaggregateTrainer:
         self.gateways = create_gateways(self.job, self.ingestor)
         self.policies = {model_id: self._policy(model_id) for model_id in self.job.models}
         self._not_started = ["gateway and workflow driver", *self.job.models]
-        start = asyncio.gather(self._start_serving(), *(self._open(model_id) for model_id in self.job.models))
         try:
-            await asyncio.wait_for(start, self.job.supervision.startup_s)
+            async with asyncio.timeout(self.job.supervision.startup_s):
+                await asyncio.gather(self._start_serving(), *(self._open(model_id) for model_id in self.job.models))
         except TimeoutError:
             missing, seconds = ", ".join(self._not_started), self.job.supervision.startup_s
             raise JobFailedError(f"start-up: not ready within {seconds:g} s: {missing}") from None
@@ -167,7 +167,8 @@ class MultiModelDisaggregateTrainer:
         parts += [self.gateways.stop()] if self.gateways is not None else []
         parts += [self.ingestor.close.remote()] if self.ingestor is not None else []
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*parts, return_exceptions=True), self.job.supervision.shutdown_s)
+            async with asyncio.timeout(self.job.supervision.shutdown_s):
+                await asyncio.gather(*parts, return_exceptions=True)
 
     def drain(self) -> None:
         """Start no more workflows, finish the running ones, train what is queued, then end."""
@@ -184,7 +185,8 @@ class MultiModelDisaggregateTrainer:
     async def _drain_when_asked(self) -> None:
         timeout = self.job.stop.seconds if self.job.stop.by == "time" else None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._drain.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._drain.wait()
         self.metrics.note("draining: no new workflows, the running ones finish")
         await named(self.workflow_driver.drain.remote(), "workflow driver", ANSWER_S)
 

@@ -166,6 +166,7 @@ class PolicyLife:
         self.runtime = self._new_runtime()
         limit = self._job.supervision.startup_s
         try:
-            await asyncio.wait_for(self.open(saved), limit)
+            async with asyncio.timeout(limit):
+                await self.open(saved)
         except TimeoutError:
             raise JobFailedError(f"{name}: restart: not ready within {limit:g} s") from None

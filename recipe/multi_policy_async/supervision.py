@@ -46,7 +46,8 @@ async def named(result: Awaitable[Any], part: str, timeout_s: float | None = Non
         JobFailedError: the part failed, its process died, or it did not answer within ``timeout_s``.
     """
     try:
-        return await asyncio.wait_for(result, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await result
     except TimeoutError:
         raise JobFailedError(f"{part}: no answer within {timeout_s:g} s") from None
     except (ray.exceptions.RayError, TargetDiedError) as error:

@@ -298,7 +298,8 @@ class WorkflowDriver:
                 return
             self._state = state
             try:
-                await asyncio.wait_for(self._wake.wait(), None if deadline is None else deadline - now())
+                async with asyncio.timeout(None if deadline is None else deadline - now()):
+                    await self._wake.wait()
             except TimeoutError:
                 return
 

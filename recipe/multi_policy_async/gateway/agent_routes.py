@@ -120,11 +120,11 @@ class GenerationEndpoint(AgentEndpoint):
                 try:
                     exchange = await self._exchange(scope, session, agent_id, body, digest, watcher)
                 except ClientLeft:
-                    session.note_unanswered(agent_id, digest)
+                    session.retries.note_unanswered(agent_id, digest)
                     raise
                 except GatewayError as error:
                     if error.retry:
-                        session.note_unanswered(agent_id, digest)
+                        session.retries.note_unanswered(agent_id, digest)
                     self.service.metrics.request(model_id, error.status)
                     raise
                 await self._read(session, exchange, watcher, send)
@@ -140,7 +140,7 @@ class GenerationEndpoint(AgentEndpoint):
     ) -> Exchange:
         """The exchange to read: the one that a marked retry joins, else a new one."""
         if (header(scope, b"x-stainless-retry-count") or "0") != "0":
-            joined = session.find_retry(agent_id, digest)
+            joined = session.retries.find(agent_id, digest)
             if joined is not None:
                 self.service.metrics.joined(joined.model_id)
                 return joined

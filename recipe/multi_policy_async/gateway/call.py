@@ -23,7 +23,7 @@ event instead of sampling twice; readers come and go.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class Call:
     Attributes:
         request_id: ``<workflow>:<agent>:<turn>``, with ``:<choice>`` after the first choice; attempts append ``#<k>``.
         ids, log_probs, versions: the sampled tokens up to and including the one that completed a stop string.
+        stop_tokens: stop strings that are control tokens, by id: these have no text in which one could be found.
         content, reasoning, tool_calls: as the client sees them, without special tokens and stop strings.
     """
 
@@ -73,6 +74,7 @@ class Call:
     stream: bool
     stop_token_ids: tuple[int, ...]
     top_logprobs: int = 0
+    stop_tokens: Mapping[int, str] = field(default_factory=dict)
 
     state: CallState = CallState.RUNNING
     reason: str | None = None
@@ -141,6 +143,8 @@ class Call:
                 self._show(rest if self._scanner.matched is not None else rest + self._scanner.flush())
             self._publish(self._parser.finish(self.ids))
         self.finish_reason = "tool_calls" if self.tool_calls and reason == "stop" else reason
+        if self.finish_reason == "stop" and self.stop_matched is None and self.ids:
+            self.stop_matched = self.stop_tokens.get(self.ids[-1])
         self.state = CallState.DONE
         self.ended_at = time.time()
 
@@ -155,7 +159,7 @@ class Call:
         self.ids, self.log_probs, self.versions, self.alternatives = [], [], [], []
         self.content = self.reasoning = ""
         self.first_token_at = self._detokenizer = self._scanner = self._parser = None
-        self.cut = False
+        self.cut, self.stop_matched = False, None
         return lost
 
     def _show(self, text: str) -> None:

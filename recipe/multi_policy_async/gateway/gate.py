@@ -90,7 +90,6 @@ class ModelGate:
         started, waiter = now(), object()
         self._waiters[waiter] = (workflow_id, started)
         try:
-            # Not wait_for: before Python 3.12 it loses a cancellation that comes just behind the opening.
             async with asyncio.timeout(self._hold_timeout_s):
                 await self._settled()
         except TimeoutError:

@@ -28,7 +28,7 @@ from .metrics import GatewayMetrics
 from .output_parsing import ToolFamily, make_tool_family
 from .spec import GatewaySpec
 from .tokenizer import PolicyTokenizer
-from .upstream import Attempt, TokenChunk, Upstream, UpstreamError, UpstreamRefused
+from .upstream import Attempt, TokenChunk, Upstream, UpstreamError, UpstreamRefused, check_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +166,7 @@ class ServedModel:
             with self.gate.attempt(resumable=self._resumable(call)):
                 async with aclosing(self.upstream.generate(attempt)) as chunks:
                     async for chunk in chunks:
+                        check_chunk(chunk)
                         self._check_lineage(call, chunk)
                         if len(call.ids) + len(chunk.ids) > call.max_new_tokens:
                             raise UpstreamError(f"more than the {call.max_new_tokens} tokens that were asked for")

@@ -16,6 +16,7 @@
 import asyncio
 import contextlib
 import functools
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ from .http_io import LATE_AFTER_S
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class HttpServer:
@@ -106,6 +108,9 @@ class _BoundedProtocol(HttpToolsProtocol):
     A head that is late ends the connection, and so does the rest of a body that was answered unread. Who waits for a
     late body is told, see ``read_body``. Nothing is late while an earlier answer is under way. A request that comes in
     one piece, as nearly all do, starts no timer.
+
+    An offer of another protocol is ignored, as RFC 9110 (7.8) allows: Java's HTTP client offers HTTP/2 with each
+    request, and the parser would take the body of such a request for that protocol's.
     """
 
     def __init__(self, *args: Any, max_head_bytes: int, request_timeout_s: float, **kwargs: Any) -> None:
@@ -128,6 +133,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._in_head or self._whole:  # a head, or its beginning; no JSON holds this line, if a body is behind
+            data = _UPGRADE.sub(b"\r\nignored:", data)
         if self._in_head:
             self._head_bytes += len(data)
         self._whole = False

@@ -46,15 +46,19 @@ class IdleReaper:
             await self.reap()
 
     async def reap(self) -> list[str]:
-        """Abort what is idle now.
+        """Abort what is idle, each looked at in its turn: before it others may have waited for the ingestor.
 
         Returns:
             The ids.
         """
-        idle = [session.workflow_id for session in self._store.open_sessions if session.idle_s() > self._idle_s]
-        for workflow_id in idle:
+        reaped = []
+        for session in self._store.open_sessions:
+            if session.idle_s() <= self._idle_s:
+                continue
+            workflow_id = session.workflow_id
             reason = f"not used for {self._idle_s:g} s (gateway.workflow_idle_s), neither finalized nor aborted"
             logger.warning("workflow %s: %s", workflow_id, reason)
             await self._closer.abort(workflow_id, error=reason, forget=True)
             self._metrics.workflow_reaped()
-        return idle
+            reaped.append(workflow_id)
+        return reaped

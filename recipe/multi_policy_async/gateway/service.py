@@ -212,8 +212,8 @@ class GatewayService:
         reading: Reading,
     ) -> Call:
         request = exchange.request
-        # A control token has no text in which a stop string could be found.
-        stop_ids = {token_id for stop in request.stop if (token_id := model.tokenizer.special_id(stop)) is not None}
+        special_id = model.tokenizer.special_id
+        stop_tokens = {token_id: stop for stop in request.stop if (token_id := special_id(stop)) is not None}
         return Call(
             request_id=exchange.exchange_id if choice == 0 else f"{exchange.exchange_id}:{choice}",
             agent_id=exchange.agent_id,
@@ -229,8 +229,9 @@ class GatewayService:
             new_parser=reading.new_parser,
             emit=exchange.emit,
             stream=request.stream,
-            stop_token_ids=tuple(dict.fromkeys((*reading.stop_token_ids, *stop_ids))),
+            stop_token_ids=tuple(dict.fromkeys((*reading.stop_token_ids, *stop_tokens))),
             top_logprobs=request.top_logprobs if request.logprobs else 0,
+            stop_tokens=stop_tokens,
         )
 
     def _sampling(self, session: WorkflowSession, binding: ModelBinding, request: AgentRequest) -> SamplingDecision:
@@ -322,7 +323,7 @@ def make_upstream(spec: GatewaySpec, binding: ModelBinding) -> Upstream:
 
         if binding.verl_client is None:
             raise ValueError(f"model {binding.model_id} has no verl client, which gateway.upstream=verl_client needs")
-        return VerlClientUpstream(binding.verl_client, binding.incarnation)
+        return VerlClientUpstream(binding.verl_client, binding.incarnation, answer_timeout_s=spec.read_timeout_s)
     from .sglang_upstream import SglangRouterUpstream
 
     if binding.router_url is None:

@@ -38,6 +38,7 @@ from .history import ConversationIndex, Prompt
 from .metrics import GatewayMetrics
 from .output_parsing import Parsed
 from .request import AgentRequest
+from .retries import Retries
 from .spec import GatewaySpec
 from .upstream import UpstreamError
 
@@ -73,6 +74,7 @@ class WorkflowSession:
         self.state = SessionState.OPEN
         self.exchanges: list[Exchange] = []
         self.conversations = ConversationIndex()
+        self.retries = Retries()
         self.rewards: Rewards | None = None  # reported before finalize
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -80,8 +82,6 @@ class WorkflowSession:
         self._spec = spec
         self._metrics = metrics
         self._turns: Counter[str] = Counter()
-        self._by_digest: dict[tuple[str, bytes], list[Exchange]] = {}
-        self._unanswered: Counter[tuple[str, bytes]] = Counter()
         self._clock = clock
         self._used_at = clock()
         self._in_use = 0
@@ -190,7 +190,7 @@ class WorkflowSession:
         self._turns[agent_id] += 1
         exchange = Exchange(f"{self.workflow_id}:{agent_id}:{turn}", agent_id, model_id, request, digest)
         self.exchanges.append(exchange)
-        self._by_digest.setdefault((agent_id, digest), []).append(exchange)
+        self.retries.add(exchange)
         return exchange
 
     def start(self, exchange: Exchange, run: Callable[[Call], Awaitable[None]]) -> None:
@@ -223,36 +223,15 @@ class WorkflowSession:
             self._metrics.error("internal")
             error = UpstreamFailed(f"internal error: {type(caught).__name__}")
         if error is not None:
-            self._unanswered[(exchange.agent_id, exchange.digest)] += 1
+            self.retries.note_unanswered(exchange.agent_id, exchange.digest)
             down = any(isinstance(fault, _DOWN) for fault in (error, error.__cause__))
             self._abandon(exchange, "policy_down" if down else "superseded")
         exchange.end(error)
-
-    def find_retry(self, agent_id: str, digest: bytes) -> Exchange | None:
-        """The exchange that a marked retry means, None when its first attempt never became one.
-
-        A request whose reader left comes first; then one attempt that ended in an error is taken to be the one
-        retried; then an answer that was delivered but, says the client, never arrived.
-        """
-        same = self._by_digest.get((agent_id, digest), ())
-        # An abandoned answer is no training data any more, so nobody may receive it.
-        candidates = [e for e in same if e.error is None and not e.abandoned]
-        for exchange in candidates:
-            if exchange.client_left and exchange.readers == 0:
-                return exchange
-        if self._unanswered[(agent_id, digest)] > 0:
-            self._unanswered[(agent_id, digest)] -= 1
-            return None
-        return candidates[-1] if candidates else None
 
     def find_exchange(self, agent_id: str, exchange_id: str) -> Exchange | None:
         """By id; None when this agent has no such exchange."""
         own = (exchange for exchange in reversed(self.exchanges) if exchange.agent_id == agent_id)
         return next((exchange for exchange in own if exchange.exchange_id == exchange_id), None)
-
-    def note_unanswered(self, agent_id: str, digest: bytes) -> None:
-        """A request ended before it became an exchange, and may be tried again: that is no retry of another one."""
-        self._unanswered[(agent_id, digest)] += 1
 
     # -- readers -------------------------------------------------------------------------------------------------
 
@@ -282,7 +261,7 @@ class WorkflowSession:
         exchange.grace = None
         if exchange.readers == 0 and not exchange.delivered:
             if exchange.ended:
-                self._unanswered[(exchange.agent_id, exchange.digest)] += 1
+                self.retries.note_unanswered(exchange.agent_id, exchange.digest)
             self._abandon(exchange, "client_gone")
 
     def goes_on(self, call: Call, prompt: Prompt) -> None:

@@ -59,6 +59,29 @@ class UpstreamError(Exception):
     """The servers failed this attempt; another one may succeed."""
 
 
+_NUMBERS = {float, int, type(None)}  # None: a log-prob that is not finite; such a row is dropped as ``non_finite``
+_TOO_LARGE = 2**31  # rows hold ids and versions in 32 bits
+ERROR_TEXT_LIMIT = 500
+
+
+def check_chunk(chunk: TokenChunk) -> None:
+    """Refuse what no row can hold: it would fail when the workflow is finalized, and with it all its other rows.
+
+    Raises:
+        UpstreamError: naming what is wrong.
+    """
+    alternatives = [entry for entries in chunk.top_logprobs for entry in entries]
+    ids = chunk.ids + [token for _, token in alternatives]
+    log_probs = chunk.log_probs + [log_prob for log_prob, _ in alternatives]
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= _TOO_LARGE):
+        raise UpstreamError(f"ids that are none: {ids!r}"[:ERROR_TEXT_LIMIT])
+    if not set(map(type, log_probs)) <= _NUMBERS:
+        raise UpstreamError(f"log-probs that are none: {log_probs!r}"[:ERROR_TEXT_LIMIT])
+    for version in set(chunk.versions):
+        if min(version) < 0 or max(version) >= _TOO_LARGE:
+            raise UpstreamError(f"a version that is none: {version}"[:ERROR_TEXT_LIMIT])
+
+
 class UpstreamRefused(Exception):
     """The servers refuse this request as the client's fault (4xx); another attempt would be refused too."""
 

@@ -18,8 +18,10 @@ done, so a streaming client gets one delta) nor end an orphan (verl's client nam
 attempt runs to its budget. Unpickling the client imports verl and torch, which a gateway with the router never does.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
+from operator import index
 from typing import Any
 
 from ..trajectory import Version
@@ -38,39 +40,47 @@ class VerlClientUpstream:
         client: an ``LLMServerClient`` or a subclass. The resume loop of ``FullyAsyncLLMServerClient.generate`` is not
             used: it reports only the oldest and newest version, and sleeps a second per abort; the gateway resumes.
         incarnation: of the binding; verl's versions are numbers only.
+        answer_timeout_s: longest wait for an answer, which comes whole.
     """
 
-    def __init__(self, client: Any, incarnation: int) -> None:
+    def __init__(self, client: Any, incarnation: int, *, answer_timeout_s: float) -> None:
         self._client = client
         single_attempt = next((c for c in type(client).__mro__ if c.__name__ == "LLMServerClient"), type(client))
         self._generate = single_attempt.generate
         self._incarnation = incarnation
+        self._answer_timeout_s = answer_timeout_s
 
     async def generate(self, attempt: Attempt) -> AsyncIterator[TokenChunk]:
         if attempt.top_logprobs:
             raise UpstreamRefused("top_logprobs need gateway.upstream=sglang_router")
         try:
-            output = await self._generate(
-                self._client,
-                attempt.rid,
-                prompt_ids=attempt.input_ids,
-                sampling_params={
-                    **attempt.sampling_params,
-                    "max_new_tokens": attempt.max_new_tokens,
-                    "stop_token_ids": list(attempt.stop_token_ids),
-                    "logprobs": True,
-                },
-                **({"image_data": [decode(image.data) for image in attempt.images]} if attempt.images else {}),
-            )
+            async with asyncio.timeout(self._answer_timeout_s):
+                output = await self._generate(
+                    self._client,
+                    attempt.rid,
+                    prompt_ids=attempt.input_ids,
+                    sampling_params={
+                        **attempt.sampling_params,
+                        "max_new_tokens": attempt.max_new_tokens,
+                        "stop_token_ids": list(attempt.stop_token_ids),
+                        "logprobs": True,
+                    },
+                    **({"image_data": [decode(image.data) for image in attempt.images]} if attempt.images else {}),
+                )
+            chunk = self._chunk(attempt, output)
+        except UpstreamError:
+            raise
         except Exception as error:
-            # Ray raises what the server raised, of any type, or that it died; whatever it was, this attempt is over.
+            # Ray raises what the server raised, of any type, or that it died; or the answer is none. Whatever it was,
+            # this attempt is over.
             logger.info("attempt %s failed: %r", attempt.rid, error)
             raise UpstreamError(f"{type(error).__name__}: {error}") from error
-        yield self._chunk(attempt, output)
+        yield chunk
 
     def _chunk(self, attempt: Attempt, output: Any) -> TokenChunk:
-        ids = list(output.token_ids)
-        log_probs = list(output.log_probs or [])
+        # verl's servers may hand over numbers of other libraries.
+        ids = [index(token) for token in output.token_ids]
+        log_probs = [None if value is None else float(value) for value in output.log_probs or ()]
         if len(log_probs) != len(ids):
             raise UpstreamError(f"{len(ids)} ids, {len(log_probs)} log-probs")
         finish = _FINISH.get(output.stop_reason or "")
@@ -81,7 +91,7 @@ class VerlClientUpstream:
         number = output.extra_fields.get("global_steps")
         if ids and number is None:
             raise UpstreamError("the server stamped no global_steps: its version is not set")
-        versions = [Version(self._incarnation, int(number))] * len(ids) if ids else []
+        versions = [Version(self._incarnation, index(number))] * len(ids) if ids else []
         return TokenChunk(
             ids=ids,
             log_probs=log_probs,

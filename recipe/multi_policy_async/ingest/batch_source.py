@@ -132,8 +132,8 @@ class IngestBatchSource:
         try:
             await self.flush()
             while True:
-                take = call(self._ingestor, "take", self.model_id, self.groups, version, self._poll_s)
-                answer = await asyncio.wait_for(take, self._poll_s + ANSWER_MARGIN_S)
+                async with asyncio.timeout(self._poll_s + ANSWER_MARGIN_S):
+                    answer = await call(self._ingestor, "take", self.model_id, self.groups, version, self._poll_s)
                 if answer is not None:
                     break
         except TargetDiedError as error:

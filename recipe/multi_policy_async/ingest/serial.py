@@ -69,6 +69,7 @@ class Broadcast:
         if timeout_s <= 0:
             return
         try:
-            await asyncio.wait_for(event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
         except TimeoutError:
             return

@@ -93,7 +93,8 @@ class SimulatedEngine:
     async def _sample(self, call: Emission, cut: asyncio.Event, attempt: Attempt) -> TokenChunk:
         version, began, left = self.version, self._clock(), call.planned - len(call.ids)
         try:
-            await asyncio.wait_for(cut.wait(), left * self._spec.token_s)
+            async with asyncio.timeout(left * self._spec.token_s):
+                await cut.wait()
             left = min(left, int((self._clock() - began) / self._spec.token_s))
         except TimeoutError:
             pass

@@ -67,12 +67,16 @@ def test_a_message_has_anthropics_shape_and_the_same_row_as_through_openai(folde
 
 @pytest.mark.parametrize(
     ("said", "kwargs", "reason"),
-    [("yes END no", {"stop_sequences": ["END"]}, "stop_sequence"), ("x" * 50, {"max_tokens": 5}, "max_tokens")],
+    [
+        ("yes END no", {"stop_sequences": ["END"]}, "stop_sequence"),
+        ("yes", {"stop_sequences": ["END", "<|im_end|>"]}, "stop_sequence"),  # a control token, which has no text
+        ("x" * 50, {"max_tokens": 5}, "max_tokens"),
+    ],
 )
 def test_stop_reasons_are_told(folder, texts, said, kwargs, reason):
     message = run_with(folder, FakeEngine(texts.says(said)), lambda client, world: ask(client, **kwargs))
     assert message.stop_reason == reason
-    assert message.stop_sequence == ("END" if reason == "stop_sequence" else None)
+    assert message.stop_sequence == (kwargs["stop_sequences"][-1] if reason == "stop_sequence" else None)
 
 
 def test_a_stream_accumulates_to_the_same_message(folder, texts):

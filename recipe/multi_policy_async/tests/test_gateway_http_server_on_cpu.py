@@ -201,6 +201,24 @@ def test_a_connection_that_was_answered_without_its_body_is_closed_when_the_rest
     assert (status, rest) == (200, b"")
 
 
+def test_an_offer_to_go_on_in_http_2_is_ignored(folder, texts):
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"  # Java's
+
+    async def run():
+        async with connections(folder, FakeEngine(texts.says("plan"))) as [connection]:
+            answers = []
+            for rest in (offer + WHOLE, WHOLE, offer + WHOLE):
+                connection.ask(rest)
+                answers.append(await connection.answer())
+            connection.ask(offer)  # the head first, the body behind it
+            await asyncio.sleep(0.05)
+            connection.send(WHOLE)
+            return [*answers, await connection.answer()]
+
+    for status, _, answer in asyncio.run(run()):
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "plan")
+
+
 def test_idle_connections_and_answers_that_take_longer_are_not_given_up(folder, texts):
     async def run():
         async with connections(folder, slow(texts), request_timeout_s=0.02) as [connection]:  # an answer takes 0.1 s

@@ -70,6 +70,23 @@ def test_a_workflow_left_behind_is_aborted_with_its_reason_and_one_in_use_is_not
     assert world.metric("workflows_reaped_total") == 1
 
 
+def test_a_workflow_that_is_used_again_while_others_are_aborted_is_not(folder):
+    async def act(world: World, clock: Clock, reaper: IdleReaper):
+        await world.open(OLD)
+        await world.open(NEW)
+        clock.now += IDLE_S + 1
+        take = world.gateway.closer._sink
+
+        async def slow_sink(record):
+            await world.control.status(NEW)
+            return await take(record)
+
+        world.gateway.closer._sink = slow_sink
+        return await reaper.reap()
+
+    assert in_world(folder, act) == [OLD]
+
+
 def test_an_agents_call_counts_as_use(folder):
     async def act(world: World, clock: Clock, reaper: IdleReaper):
         client = world.client((await world.open(OLD))["planner"])

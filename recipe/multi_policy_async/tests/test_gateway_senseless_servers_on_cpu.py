@@ -32,6 +32,8 @@ SENSELESS = {
     "an id that no row can hold": {"output_ids": [2**31], "output_token_logprobs": [[-1.0, 2**31, None]]},
     "an alternative without id": {"output_top_logprobs": [[[-1.0, None, None]]]},
     "more tokens than asked for": {"output_ids": [80] * 9, "output_token_logprobs": [[-1.0, 80, None]] * 9},
+    "a version that no row can hold": {"weight_version": f"0.{2**31}"},
+    "an incarnation that no row can hold": {"weight_version": f"{2**63}.1"},
     "a finish reason of text": {"finish_reason": "stop"},
 }
 

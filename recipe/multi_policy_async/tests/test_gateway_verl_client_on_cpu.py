@@ -20,10 +20,11 @@ import numpy as np
 import openai
 import pytest
 
-from ..gateway.upstream import UpstreamError
+from ..gateway.upstream import UpstreamError, check_chunk
 from ..gateway.verl_upstream import VerlClientUpstream
+from ..trajectory import Version
 from .fakes.fake_engine import FakeEngine, log_prob_of
-from .fakes.gateway_world import ALPHABET, gateway_world
+from .fakes.gateway_world import ALPHABET, gateway_world, one_model
 
 W = "e0-t0-s0-a0"
 ASK = [{"role": "user", "content": "hello"}]
@@ -32,10 +33,11 @@ ASK = [{"role": "user", "content": "hello"}]
 class LLMServerClient:
     """A stand-in under the name of verl's class: one attempt per call, as verl's base class makes it."""
 
-    def __init__(self, script, end: int, *, cut_first_at: int | None = None) -> None:
+    def __init__(self, script, end: int, *, cut_first_at: int | None = None, change=None) -> None:
         self.script = script
         self.end = end
         self.cut = cut_first_at
+        self.change = change  # of the first two answers
         self.global_steps = 1
         self.calls: list[dict] = []
         self._prompt_tokens: dict[str, int] = {}
@@ -54,7 +56,7 @@ class LLMServerClient:
             extra_fields={"global_steps": self.global_steps},
         )
         self.global_steps += reason == "aborted"
-        return output
+        return await self.change(output) if self.change and len(self.calls) <= 2 else output
 
 
 class FullyAsyncLLMServerClient(LLMServerClient):
@@ -127,6 +129,69 @@ def test_a_failing_client_is_a_503_and_missing_alternatives_are_a_400(folder, te
     assert asyncio.run(run()) == 503
 
 
+SENSELESS = {
+    "nothing": None,
+    "no ids": {"token_ids": None},
+    "an id of text": {"token_ids": ["80"]},
+    "an id that is not whole": {"token_ids": [80.5]},
+    "an id below 0": {"token_ids": [-1]},
+    "an id that no row can hold": {"token_ids": [2**31]},
+    "a log-prob that is none": {"log_probs": [[]]},
+    "fewer log-probs than ids": {"log_probs": []},
+    "a stop reason that is none": {"stop_reason": ["completed"]},
+    "no fields": {"extra_fields": None},
+    "a version of text": {"extra_fields": {"global_steps": "many"}},
+    "a version below 0": {"extra_fields": {"global_steps": -1}},
+    "a version that no row can hold": {"extra_fields": {"global_steps": 2**31}},
+    "more tokens than asked for": {"token_ids": [80] * 9, "log_probs": [0.0] * 9},
+}
+
+
+def with_client(folder, texts, client, **spec):
+    """One call that fails, one that does not; then the rows, and how many errors counted as the gateway's own."""
+
+    async def run():
+        changes = {"planner_model": {"verl_client": client}}
+        engine = FakeEngine(texts.says("x"))
+        async with one_model(folder, engine, bindings=changes, upstream="verl_client", **spec) as world:
+            agent = world.client((await world.open(W))["planner"])
+            with pytest.raises(openai.InternalServerError, match="servers of model planner_model failed"):
+                await agent.chat.completions.create(model="m", messages=ASK, max_tokens=8)
+            await agent.chat.completions.create(model="m", messages=ASK)
+            final = await world.control.finalize(W, rewards=1.0)
+            return final["calls"], world.sink.rows, world.metric("errors_total", code="internal")
+
+    calls, [row], bugs = asyncio.run(run())
+    assert calls == {"kept": 1, "abandoned(policy_down)": 1} and bugs == 0
+    return row
+
+
+@pytest.mark.parametrize("answer", SENSELESS.values(), ids=SENSELESS.keys())
+def test_an_answer_that_makes_no_sense_is_the_servers_failure_and_costs_no_other_row(folder, texts, answer):
+    async def change(output):
+        one = {"token_ids": [80], "log_probs": [0.0], "extra_fields": {"global_steps": 1}}
+        return answer and SimpleNamespace(**{**vars(output), **one, **answer})
+
+    row = with_client(folder, texts, LLMServerClient(texts.says("plan"), texts.end, change=change))
+    assert row.response_ids.tolist() == texts.ids("plan")
+
+
+def test_an_answer_that_never_comes_is_given_up(folder, texts):  # invariant 10
+    async def change(output):
+        await asyncio.Event().wait()
+
+    with_client(folder, texts, LLMServerClient(texts.says("plan"), texts.end, change=change), read_timeout_s=0.05)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    numbers = {"token_ids": np.asarray([1, 2]), "log_probs": list(np.asarray([0.0, -1.0], dtype=np.float32))}
+    output = SimpleNamespace(**numbers, stop_reason="completed", extra_fields={"global_steps": np.int64(1)})
+    attempt = SimpleNamespace(max_new_tokens=5, stop_token_ids=())
+    chunk = VerlClientUpstream(LLMServerClient(None, 0), 0, answer_timeout_s=1)._chunk(attempt, output)
+    check_chunk(chunk)
+    assert (chunk.ids, chunk.log_probs, chunk.versions) == ([1, 2], [0.0, -1.0], [Version(0, 1)] * 2)
+
+
 def test_a_binding_without_a_client_cannot_be_served_this_way(folder, texts):
     async def run():
         mapping = {"planner": "planner_model"}
@@ -143,4 +208,4 @@ def test_an_unstamped_answer_is_refused():
     output = SimpleNamespace(token_ids=[1], log_probs=[0.0], stop_reason="completed", extra_fields={})
     attempt = SimpleNamespace(max_new_tokens=5, stop_token_ids=())
     with pytest.raises(UpstreamError, match="global_steps"):
-        VerlClientUpstream(LLMServerClient(None, 0), 0)._chunk(attempt, output)
+        VerlClientUpstream(LLMServerClient(None, 0), 0, answer_timeout_s=1)._chunk(attempt, output)

@@ -317,8 +317,9 @@ class EpisodeRunner:
     async def _blocked_on(self, workflow_id: WorkflowId | str) -> str | None:
         """The policy that a workflow waits for, which syncs or is not there; ``None``: it waits for none."""
         try:
-            asked = self._gateway.blocked(self._spec.blocked_after_s)
-            return (await asyncio.wait_for(asked, timeout=_CANCEL_GRACE_S)).get(str(workflow_id))
+            async with asyncio.timeout(_CANCEL_GRACE_S):
+                blocked = await self._gateway.blocked(self._spec.blocked_after_s)
+            return blocked.get(str(workflow_id))
         except Exception as error:  # a gateway that cannot be asked, in whatever way: the deadline decides alone
             logger.info("whether %s is blocked is not known: %s", workflow_id, describe(error))
             return None
@@ -326,7 +327,8 @@ class EpisodeRunner:
     async def _give_up(self, workflow_id: WorkflowId | str) -> None:
         """Release the session of an attempt that has ended for us; the gateway may be gone, so its answer is moot."""
         try:
-            await asyncio.wait_for(self._gateway.abort(str(workflow_id)), timeout=_CANCEL_GRACE_S)
+            async with asyncio.timeout(_CANCEL_GRACE_S):
+                await self._gateway.abort(str(workflow_id))
         except Exception as error:
             logger.info("abort of %s at the gateway: %s", workflow_id, describe(error))
 

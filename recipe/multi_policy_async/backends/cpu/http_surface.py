@@ -87,7 +87,8 @@ def build_app(service: RolloutService) -> FastAPI:
             return Response("paused\n", status_code=503)
         probe = service.generate(f"HEALTH_CHECK_{uuid.uuid4().hex}", [0], SamplingParams(1, temperature=0))
         try:
-            await asyncio.wait_for(probe, _HEALTH_TIMEOUT_S)
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                await probe
         except TimeoutError:
             return Response("no token in time\n", status_code=503)
         return Response()

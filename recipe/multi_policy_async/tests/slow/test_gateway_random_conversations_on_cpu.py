@@ -117,7 +117,7 @@ class Client:
             self.session.reader_came(exchange)
             await exchange.wait_beyond(self.rng.randrange(4))
             self.session.reader_went(exchange, delivered=exchange.ended and exchange.error is None)
-            joined = self.session.find_retry("planner", exchange.digest)
+            joined = self.session.retries.find("planner", exchange.digest)
             assert joined is (exchange if exchange.error is None else None)
         self.session.reader_came(exchange)
         await exchange.wait_ended()

@@ -166,13 +166,16 @@ def test_a_process_that_dies_is_named():  # invariant 8
 
 
 def test_stats_of_several_processes_are_those_of_one():
-    one = {"workflows_open": 2, "models": {"m": {"state": "open", "version": "0.1", "running": 1, "waiting": 0}}}
-    other = {"workflows_open": 3, "models": {"m": {"state": "syncing", "version": "0.1", "running": 2, "waiting": 4}}}
+    def stats(workflows, state, running, waiting, limit, waiting_for_slot):
+        model = {"state": state, "version": "0.1", "running": running, "waiting": waiting}
+        model |= {"limit": limit, "waiting_for_slot": waiting_for_slot}
+        return {"workflows_open": workflows, "models": {"m": model}}
+
+    one, other = stats(2, "open", 1, 0, 4, 1), stats(3, "syncing", 2, 4, 6, 2)
+    unlimited = stats(1, "open", 0, 0, None, 0)
     for parts in ([one, other], [other, one]):
-        assert add_stats(parts) == {
-            "workflows_open": 5,
-            "models": {"m": {"state": "syncing", "version": "0.1", "running": 3, "waiting": 4}},
-        }
+        assert add_stats(parts) == stats(5, "syncing", 3, 4, 10, 3)  # each process has a limit of its own
+        assert add_stats([*parts, unlimited]) == stats(6, "syncing", 3, 4, None, 3)
 
 
 def test_every_process_needs_a_port():

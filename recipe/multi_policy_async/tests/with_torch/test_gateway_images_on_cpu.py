@@ -249,6 +249,21 @@ def test_a_sampled_placeholder_starts_the_call_again(folder, texts):
     assert row.response_ids.tolist() == texts.ids("cat")
 
 
+def test_a_call_that_starts_again_forgets_the_stop_sequence_that_its_first_attempt_met(folder, texts):
+    answers = [[PAD, *texts.ids("a cat END")], texts.ids("a dog")]
+    engine = FakeEngine(lambda prompt: answers[min(len(engine.requests) - 1, 1)])
+
+    async def act(client, world):
+        url = str(client.base_url).removesuffix("/v1/")
+        messages = [{"role": "user", "content": "what?"}]
+        async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic:
+            return await anthropic.messages.create(model="m", max_tokens=20, messages=messages, stop_sequences=["END"])
+
+    message, _ = run(folder, engine, act)
+    assert message.content[0].text == "a dog"
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+
+
 def test_a_call_that_a_sync_cut_goes_on_with_its_images(folder, texts):
     engine = FakeEngine(texts.says("a long answer"), token_s=0.02)
 
