@@ -53,27 +53,44 @@ def changed_settings(job: JobSpec, digests: Tree, config_dir: Path) -> Iterator[
         config_dir: what the run wrote about itself.
     """
     try:
-        former = _read(config_dir)
+        former_job, former_trees, former_digests = _read(config_dir)
+        former = _identity(former_job, former_trees, former_digests)
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         yield Problem("run.dir", f"cannot be read: {error}", str(config_dir))
         return
     dumped = job.model_dump(mode="json")
-    asked = _identity(dumped, {model_id: policy.verl for model_id, policy in job.models.items()}, digests)
+    trees = {model_id: policy.verl for model_id, policy in job.models.items()}
+    asked = _identity(dumped, trees, digests)
     if asked["multi_model.models"] != former["multi_model.models"]:
         yield _problem("multi_model.models", asked, former)
     for key in asked.keys() & former.keys() - {"multi_model.models"}:  # of models that both have
         if asked[key] != former[key]:
             yield _problem(key, asked, former)
+    for model_id in job.trained.keys() & former_trees.keys():
+        yield from _budget_problems(model_id, trees[model_id], former_trees[model_id])
+
+
+def _budget_problems(model_id: str, tree: Tree, former: Tree) -> Iterator[Problem]:
+    """Rows that wait may be as long as they could be when they were sampled, and must fit a micro batch: verl asserts
+    it in the step, and the job would end there as often as it went on (utils/seqlen_balancing.py)."""
+    actor = "actor_rollout_ref.actor"
+    budget = get(tree, f"{actor}.ppo_max_token_len_per_gpu")
+    longest = sum(get(former, f"data.max_{side}_length") for side in ("prompt", "response"))
+    if get(tree, f"{actor}.use_dynamic_bsz") and budget < longest:
+        key = f"multi_model.models.{model_id}.{actor}.ppo_max_token_len_per_gpu"
+        what = f"rows of the run that is to go on may have {longest} tokens"
+        yield Problem(key, what, budget, fix=f"at least {longest}, or start anew")
 
 
 def _problem(key: str, asked: Tree, former: Tree) -> Problem:
     return Problem(key, f"is {former[key]!r} in the run that is to go on", asked[key], fix="set it so, or start anew")
 
 
-def _read(config_dir: Path) -> dict[str, Any]:
+def _read(config_dir: Path) -> tuple[Tree, dict[str, Tree], Tree]:
+    """What the run wrote about itself: its job, its models' verl trees, and the digests of its training files."""
     job = _load(config_dir / "job.yaml")
     trees = {model_id: _load(config_dir / f"{model_id}.yaml") for model_id in job["models"]}
-    return _identity(job, trees, json.loads((config_dir / "data.json").read_text()))
+    return job, trees, json.loads((config_dir / "data.json").read_text())
 
 
 def _load(path: Path) -> Any:

@@ -56,6 +56,13 @@ REFUSED_ESTIMATORS = {
 }
 
 
+_REFUSED_LOSSES = {
+    "geo_mean": "it averages over all rows of a micro batch, padding among them",
+    # core_algos.py:compute_policy_loss_bypass_mode raises without a sampled token, and wants a rollout_correction that
+    # the workers do not have
+    "bypass_mode": "verl sets it itself; it fails on a micro batch of padding alone",
+}
+
 NEED_IMAGES = {"qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_vl", "glm4v": "glm4v"}
 """Model types whose forward in verl 0.9.1 fails on a micro batch without an image, and its module. With transformers 5
 the vision tower gives an object that has no ``mean`` (verl/models/transformers/<module>.py:_get_input_embeds)."""
@@ -126,9 +133,49 @@ def loss_problems(policy: PolicyBuilder) -> Iterable[Problem]:
         what = "is needed by loss_agg_mode=seq-mean-token-sum-norm: without it the loss depends on padding"
         fix = f"data.max_response_length, {policy.get('data.max_response_length')}"
         yield Problem(f"{at}.loss_scale_factor", what, actor["loss_scale_factor"], fix=fix)
-    if actor["policy_loss"]["loss_mode"] == "geo_mean":
-        what = "is not supported: it averages over all rows of a micro batch, padding among them"
-        yield Problem(f"{at}.policy_loss.loss_mode", what, "geo_mean")
+    loss_mode = actor["policy_loss"]["loss_mode"]
+    if loss_mode in _REFUSED_LOSSES:
+        yield Problem(f"{at}.policy_loss.loss_mode", f"is not supported: {_REFUSED_LOSSES[loss_mode]}", loss_mode)
+    if policy.get("algorithm.use_kl_in_reward") and policy.get("algorithm.kl_ctrl.type") == "adaptive":
+        # ray_trainer.py:apply_kl_penalty gives the controller the mean over all rows
+        what = "is not supported: it steers by a mean over all rows of a batch, padding among them"
+        yield Problem(policy.key("algorithm.kl_ctrl.type"), what, "adaptive", fix="fixed")
+
+
+def micro_batch_problems(policy: PolicyBuilder) -> Iterable[Problem]:
+    """Micro batches fit any number of rows: verl cuts a rank's rows by tokens, or else into parts of equal size and
+    fails where that leaves a rest (workers/engine/utils.py:prepare_micro_batches). A batch has as many as there are."""
+    if not policy.ours["train"]:
+        return
+    at = "actor_rollout_ref"
+    switches = {f"{at}.actor.use_dynamic_bsz": f"{at}.actor.ppo_micro_batch_size_per_gpu"}
+    switches[f"{at}.rollout.log_prob_use_dynamic_bsz"] = f"{at}.rollout.log_prob_micro_batch_size_per_gpu"
+    if policy.get(f"{at}.actor.use_kl_loss") or policy.get("algorithm.use_kl_in_reward"):
+        switches[f"{at}.ref.log_prob_use_dynamic_bsz"] = f"{at}.ref.log_prob_micro_batch_size_per_gpu"
+    if policy.get("critic.enable") or policy.get("algorithm.adv_estimator") == "gae":
+        switches["critic.use_dynamic_bsz"] = "critic.ppo_micro_batch_size_per_gpu"
+    for switch, size in switches.items():
+        if not policy.get(switch) and policy.get(size) != 1:
+            what = f"cuts rows into equal parts while {switch} is off, but their number varies from batch to batch"
+            yield Problem(policy.key(size), what, policy.get(size), allowed="1", fix=f"{switch}=true")
+
+
+def correction_problems(policy: PolicyBuilder) -> Iterable[Problem]:
+    """What is asked of the rollout correction reaches the loss.
+
+    With ``bypass_mode`` the clipped ratio of PPO is to the rollout's log-probs, and that is all: verl 0.9.1 sets the
+    rest on the trainer's copy of the actor's configuration (rollout_corr_helper.py:apply_bypass_mode), when the workers
+    have theirs already.
+    """
+    if not policy.ours["train"]:
+        return
+    correction, at = policy.get("algorithm.rollout_correction"), policy.key("algorithm.rollout_correction")
+    if not correction["bypass_mode"]:
+        return
+    for key, without in {"loss_type": "ppo_clip", "rollout_is": None, "rollout_rs": None}.items():
+        if correction[key] != without:
+            fix = "null, or bypass_mode: false" if without is None else without
+            yield Problem(f"{at}.{key}", "never reaches the workers with bypass_mode: true", correction[key], fix=fix)
 
 
 def group_problems(policy: PolicyBuilder, queue: QueueSpec, rows: str) -> Iterable[Problem]:
@@ -173,15 +220,11 @@ def replay_problems(policy: PolicyBuilder, queue: QueueSpec) -> Iterable[Problem
         return
     correction = policy.get("algorithm.rollout_correction")
     at = "algorithm.rollout_correction"
-    needs = "async_training.replay trains old rows, which need importance weights:"
-    if correction["bypass_mode"]:
-        # The PPO ratio is to the rollout's log-probs. verl 0.9.1 sets another loss_type on the trainer's copy of the
-        # actor's config (rollout_corr_helper.py:apply_bypass_mode), when the workers have theirs already.
-        if correction["loss_type"] != "ppo_clip":
-            what = f"{needs} with bypass_mode only the ratio of ppo_clip reaches the workers"
-            yield Problem(policy.key(f"{at}.loss_type"), what, correction["loss_type"], fix="ppo_clip")
-    elif correction["rollout_is"] is None:
-        what = f"{needs} without bypass_mode the ratio is to the trainer's own weights"
+    if not correction["bypass_mode"] and correction["rollout_is"] is None:
+        what = (
+            "async_training.replay trains old rows, which need importance weights: without bypass_mode the ratio is to "
+            "the trainer's own weights"
+        )
         yield Problem(
             policy.key(f"{at}.rollout_is"), what, allowed="token, sequence", fix=f"token, or {at}.bypass_mode=true"
         )

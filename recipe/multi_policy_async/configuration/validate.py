@@ -30,7 +30,14 @@ from ..workflows.spec import ValidationSpec, WorkflowSpec
 from .errors import Problem, did_you_mean
 from .policy import PolicyBuilder
 from .schema import AGENT_ID, MODEL_ID, RewardFunctionSpec
-from .training_checks import estimator_problems, image_problems, loss_problems, shuffle_problems
+from .training_checks import (
+    correction_problems,
+    estimator_problems,
+    image_problems,
+    loss_problems,
+    micro_batch_problems,
+    shuffle_problems,
+)
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -329,9 +336,6 @@ def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) 
     if not policy.ours["train"]:
         return
     actor = policy.get("actor_rollout_ref.actor")
-    if not actor["use_dynamic_bsz"] and actor["ppo_micro_batch_size_per_gpu"] is None:
-        key = policy.key("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu")
-        yield Problem(key, "is needed while use_dynamic_bsz is off", fix="actor_rollout_ref.actor.use_dynamic_bsz=true")
     for key in ("async_training.trigger_parameter_sync_step", "async_training.require_batches"):
         if policy.get(key) < 1:
             yield Problem(policy.key(key), "must be >= 1", policy.get(key))
@@ -341,7 +345,9 @@ def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) 
         )
     yield from estimator_problems(policy, group_size)
     yield from image_problems(policy)
+    yield from micro_batch_problems(policy)
     yield from loss_problems(policy)
+    yield from correction_problems(policy)
     yield from shuffle_problems(policy)
 
 

@@ -205,6 +205,8 @@ class GroupQueue:
                 plan.drops.setdefault(ROLLED_BACK, []).append(group)
             elif self.spec.max_staleness is not None and group.staleness(version) > self.spec.max_staleness:
                 plan.drops.setdefault(STALE, []).append(group)
+            elif fate := self.fate_of(group):  # it was queued by the rules of a job that has ended
+                plan.drops.setdefault(fate, []).append(group)
             elif len(ready) < most:
                 ready.append(group)
         minimum = min(self.spec.min_batch_groups or target, target)
@@ -312,4 +314,4 @@ class GroupQueue:
         self._waiting = deque(groups)
         self._registration = registration
         self.replay = ReplayPool(self.spec, number)
-        self.replay.add(trained)
+        self.replay.add(group for group in trained if self.fate_of(group) is None)

@@ -26,6 +26,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 from tqdm import tqdm
+from verl import DataProto
 
 from ..checkpoint_coordinator import CheckpointSchedule, SavedCheckpoint
 from ..configuration.training_checks import ESTIMATORS
@@ -253,6 +254,13 @@ class PolicyTrainer(trainer_base_class()):
         self._save_checkpoint()
         self.last_ckpt_version = self.current_param_version
         self._on_saved(self._checkpoints.describe(version))
+
+    def _fit_collect_metrics(self, batch: DataProto) -> None:
+        """Upstream measures lengths and tokens of all rows; ours leaves out padding."""
+        real = batch.select_idxs(batch.non_tensor_batch["trajectory_id"] != "")
+        tokens = real.batch["attention_mask"].sum(-1).tolist()
+        real.meta_info = {**batch.meta_info, "global_token_num": tokens}
+        super()._fit_collect_metrics(real)
 
     def _fit_log_aggregated_training_metrics(self, rollout_reset_timing_raw: dict) -> None:
         """Upstream logs a version before its last step's metrics are added, and the last version never."""

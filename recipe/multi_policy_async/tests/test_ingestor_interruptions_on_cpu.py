@@ -137,3 +137,26 @@ def test_an_error_that_sqlite_has_rolled_back_itself_is_told_as_it_is(tmp_path):
     with database.transaction():
         database.execute(add)
     database.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"), [({"on_small_group": "drop"}, "group_too_small"), ({"filter_equal_rewards": True}, "filtered")]
+)
+def test_groups_that_wait_go_by_the_rules_of_the_job_that_takes_them(tmp_path, rule, reason):
+    """What a former job queued with a moving average is not handed to an estimator alone, which takes its reward."""
+    former = queue_spec(on_small_group="ema", min_group_size=2)
+    members = 1 if reason == "group_too_small" else 2
+
+    async def before(ingestor):
+        await ingestor.register_policy(PLANNER, former, True)
+        await finish_task(ingestor, 0, members=members)
+        assert (await stats_of(ingestor))["queue_groups"] == 1
+
+    async def after(ingestor):
+        await ingestor.register_policy(PLANNER, former.model_copy(update=rule), True)
+        assert await ingestor.take(PLANNER, 1, Version(1, 0), 0.0) is None
+        return await stats_of(ingestor)
+
+    with_ingestor(tmp_path, before)
+    stats = with_ingestor(tmp_path, after)
+    assert (stats["dropped"][reason], stats["queue_groups"], stats["unaccounted"]) == (members, 0, 0)

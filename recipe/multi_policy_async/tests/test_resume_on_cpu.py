@@ -201,6 +201,24 @@ class TestRefused:
         }
         assert "is 1.0 in the run that is to go on" in found[f"{at}.actor_rollout_ref.rollout.temperature"]
 
+    def test_micro_batches_that_rows_of_the_run_may_not_fit(self, jobs):
+        """Shorter rows in smaller micro batches: those that wait are as long as before."""
+        job = jobs()
+        write_run(job)
+        policy = job.models[PLANNER]
+        longest = policy.verl["data"]["max_prompt_length"] + policy.verl["data"]["max_response_length"]
+
+        def with_budget(tokens: int):
+            actor = {**policy.verl["actor_rollout_ref"]["actor"], "ppo_max_token_len_per_gpu": tokens}
+            data = {**policy.verl["data"], "max_response_length": 1}
+            verl = {**policy.verl, "data": data, "actor_rollout_ref": {**policy.verl["actor_rollout_ref"]}}
+            verl["actor_rollout_ref"]["actor"] = actor
+            return jobs(models={**job.models, PLANNER: policy.model_copy(update={"verl": verl})})
+
+        key = f"multi_model.models.{PLANNER}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+        assert set(problems(with_budget(longest - 1))) == {key}
+        assert plan_resume(with_budget(longest))
+
     def test_another_set_of_models(self, jobs):
         job = jobs()
         write_run(job)

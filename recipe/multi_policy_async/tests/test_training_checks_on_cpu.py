@@ -28,10 +28,12 @@ from ..configuration.training_checks import (
     ESTIMATORS,
     GROUP_ESTIMATORS,
     REFUSED_ESTIMATORS,
+    correction_problems,
     estimator_problems,
     group_problems,
     image_problems,
     loss_problems,
+    micro_batch_problems,
     queue_problems,
     replay_problems,
     shuffle_problems,
@@ -187,13 +189,10 @@ class TestReplay:
     def test_old_rows_need_importance_weights_and_these_settings_give_them(self, correction):
         assert refusals(FakePolicy(**correction), max_staleness=4) == []
 
-    @pytest.mark.parametrize(
-        ("correction", "key"),
-        [({"bypass_mode": False}, "rollout_is"), ({"loss_type": "reinforce", "rollout_is": "token"}, "loss_type")],
-    )
-    def test_others_are_refused(self, correction, key):
-        assert refusals(FakePolicy(**correction)) == [f"{self.CORRECTION}.{key}"]
-        assert refusals(FakePolicy(**correction), max_uses=1) == [], "without replay they are the user's own affair"
+    def test_others_are_refused(self):
+        without = FakePolicy(bypass_mode=False)
+        assert refusals(without) == [f"{self.CORRECTION}.rollout_is"]
+        assert refusals(without, max_uses=1) == [], "without replay it is the user's own affair"
 
     def test_on_policy_training_has_nothing_to_replay(self):
         assert refusals(FakePolicy(), max_staleness=0) == ["async_training.replay.max_uses"]
@@ -212,6 +211,25 @@ class TestReplay:
         )
         assert set(found) == {f"{correction}.rollout_is", f"{SOLVER}.async_training.replay.max_use"}
         assert "importance weights" in found[f"{correction}.rollout_is"]
+
+
+class TestRolloutCorrection:
+    AT = "algorithm.rollout_correction"
+
+    def found(self, planner, **correction) -> list[str]:
+        settings = {f"{self.AT}.{key}": value for key, value in correction.items()}
+        return [problem.key for problem in correction_problems(planner(settings))]
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("rollout_is", "token"), ("rollout_rs", "seq_mean_k1"), ("loss_type", "reinforce")]
+    )
+    def test_what_bypass_mode_never_brings_to_the_workers_is_refused(self, planner, key, value):
+        """They trained on as if nothing had been asked for."""
+        assert self.found(planner, bypass_mode=True, **{key: value}) == [f"{PLANNER}.{self.AT}.{key}"]
+        assert self.found(planner, bypass_mode=False, **{key: value}) == []
+
+    def test_verls_own_defaults_are_accepted(self, planner):
+        assert self.found(planner) == []
 
 
 class TestShuffling:
@@ -309,9 +327,51 @@ class TestLosses:
         assert problem.key == f"{PLANNER}.{self.ACTOR}.loss_scale_factor"
         assert not list(loss_problems(planner({**settings, f"{self.ACTOR}.loss_scale_factor": 16})))
 
-    def test_a_loss_that_averages_over_padding_rows_is_refused(self, planner):
-        (problem,) = loss_problems(planner({f"{self.ACTOR}.policy_loss.loss_mode": "geo_mean"}))
+    @pytest.mark.parametrize("mode", ["geo_mean", "bypass_mode"])
+    def test_a_loss_that_does_not_stand_padding_rows_is_refused(self, planner, mode):
+        (problem,) = loss_problems(planner({f"{self.ACTOR}.policy_loss.loss_mode": mode}))
         assert problem.key == f"{PLANNER}.{self.ACTOR}.policy_loss.loss_mode"
+
+    def test_a_kl_controller_that_follows_a_mean_over_padding_rows_is_refused(self, planner):
+        settings = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive"}
+        (problem,) = loss_problems(planner(settings))
+        assert problem.key == f"{PLANNER}.algorithm.kl_ctrl.type"
+        assert not list(loss_problems(planner({**settings, "algorithm.kl_ctrl.type": "fixed"})))
+        assert not list(loss_problems(planner({**settings, "algorithm.use_kl_in_reward": False})))
+
+
+class TestMicroBatches:
+    OFF = {
+        "actor_rollout_ref.actor.use_dynamic_bsz": False,
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": False,
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": False,
+        "critic.use_dynamic_bsz": False,
+    }
+    ACTOR = ("actor.ppo_micro_batch_size_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu")
+    CRITIC = "critic.ppo_micro_batch_size_per_gpu"
+    REFERENCE = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
+
+    def sizes(self, settings: dict) -> dict:
+        keys = [f"actor_rollout_ref.{key}" for key in self.ACTOR] + [self.REFERENCE, self.CRITIC]
+        return {**self.OFF, **dict.fromkeys(keys, 2), **settings}
+
+    @pytest.mark.parametrize(
+        ("settings", "more"),
+        [
+            ({}, []),
+            ({"actor_rollout_ref.actor.use_kl_loss": True}, [REFERENCE]),
+            ({"algorithm.adv_estimator": "gae"}, [CRITIC]),
+        ],
+    )
+    def test_micro_batches_of_several_rows_are_refused_where_they_are_not_cut_by_tokens(self, planner, settings, more):
+        """verl asserts that a rank's rows divide by them; a batch has as many rows as there are."""
+        found = [problem.key for problem in micro_batch_problems(planner(self.sizes(settings)))]
+        assert found == [f"{PLANNER}.{key}" for key in [*(f"actor_rollout_ref.{key}" for key in self.ACTOR), *more]]
+
+    def test_micro_batches_of_one_row_and_by_tokens_are_accepted(self, planner):
+        ones = {key: 1 for key in self.sizes({}) if "micro_batch" in key}
+        assert not list(micro_batch_problems(planner(self.sizes(ones))))
+        assert not list(micro_batch_problems(planner({})))
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from ...ingest.batch_source import (  # noqa: E402
     TakenBatch,
 )
 from ...runtime import policy_trainer as module  # noqa: E402
+from ...runtime.batch_assembly import assemble  # noqa: E402
 from ...runtime.policy_trainer import NonFiniteStepError, PolicyTrainer  # noqa: E402
 from ...runtime.upstream_ports import UpdateGroup  # noqa: E402
 from ...runtime.verl_adapter import TrainingStopException  # noqa: E402
@@ -233,6 +234,29 @@ def test_a_row_that_is_compared_with_an_average_is_shaped_as_the_policys_estimat
     _, data = asyncio.run(trainer._get_samples_from_queue())
     assert data.batch["rm_scores"].sum().item() == pytest.approx(seen, abs=1e-5)
     assert data.non_tensor_batch["uid"].tolist() == [f"{workflow}/planner/0"]  # a group of its own
+
+
+def test_padding_is_in_no_length_and_no_number_of_tokens_that_is_logged():
+    """Three rows over two ranks: one of the four rows is padding, of one prompt token."""
+    rows = tuple(trajectory(f"e0-t0-s{i}-a0", reward=float(i)) for i in range(3))
+    taken = TakenBatch("b", (Group("g", "planner", rows),))
+    padded = assemble(taken, dp_size=2, wanted_updates=1, pad_token_id=0, version=0).data
+    assert padded.batch.batch_size[0] == 4
+    for name in ("token_level_scores", "token_level_rewards"):
+        padded.batch[name] = padded.batch["rm_scores"]
+    for name in ("advantages", "returns"):
+        padded.batch[name] = padded.batch["rm_scores"] * padded.batch["response_mask"]
+    trainer = ScriptedTrainer([], target=None)
+    trainer.timing_raw, trainer.use_critic = {"step": 2.0, "gen": 1.0}, False
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
+    trainer._fit_collect_metrics(padded)
+    prompt, response = len(rows[0].prompt_ids), len(rows[0].response_ids)
+    told = trainer.metrics
+    assert prompt > 1, "else padding would not be seen"
+    assert (told["prompt_length/mean"], told["prompt_length/min"]) == (prompt, prompt)
+    assert (told["response_length/mean"], told["response_length/min"]) == (response, response)
+    assert told["response/aborted_ratio"] == 0
+    assert told["perf/total_num_tokens"] == 3 * (prompt + response)
 
 
 class RecordingGroup:

@@ -34,6 +34,7 @@ PINNED = {
     (TRAINER, "_get_samples_from_queue"): "e58e648a6e47581d",
     (TRAINER, "_fit_update_local_step"): "59df88dad1002462",
     (TRAINER, "_fit_update_weights"): "76ccf91be688d9ef",
+    (TRAINER, "_fit_collect_metrics"): "4180c12b81b804d1",
     (TRAINER, "_fit_postprocess_step"): "1f55ea16803946fb",
     (TRAINER, "_fit_save_checkpoint"): "c9a644df6e381188",
     (TRAINER, "_save_checkpoint"): "ecb422e3a226557e",
