@@ -84,7 +84,7 @@ def drive(tmp_path, act):
         await eventually(lambda: records.held == 0)  # the ledger's thread lets go of the last one a moment later
         return result
 
-    return play(job, scenario)
+    return play(job, scenario, asyncio.run)  # a slow disk stops a thread of its own
 
 
 def test_while_the_disk_is_slow_finalizing_workflows_wait_and_no_new_ones_start(tmp_path):
