@@ -154,8 +154,8 @@ def build_job(raw: RawJob) -> schema.JobSpec:
         specs[name], found = validate.spec_or_problems(cls, data, name)
         problems += found
     mapping = raw.job.get("agent_model_mapping")
-    allow_unused = bool((raw.job.get("multi_model") or {}).get("allow_unused"))
-    problems += validate.mapping_problems(mapping, models, allow_unused)
+    allow_unused = get(raw.job, "multi_model.allow_unused")
+    problems += validate.mapping_problems(mapping, models, bool(allow_unused))
     if specs["stop"] is not None:
         problems += validate.stop_problems(specs["stop"])
     if specs["data"] is not None:
@@ -193,6 +193,8 @@ def _top_level_problems(raw: RawJob) -> list[Problem]:
                 problems.append(Problem(f"multi_model.{key}", "unknown key", fix=fix))
         if multi_model.get("enable") is not True:
             problems.append(Problem("multi_model.enable", "must be true", multi_model.get("enable")))
+        if not isinstance(allow_unused := multi_model.get("allow_unused", False), bool):
+            problems.append(Problem("multi_model.allow_unused", "must be true or false", allow_unused))
     return problems
 
 
@@ -306,8 +308,11 @@ def _origins(policy: PolicyBuilder, on_command_line: frozenset[str]) -> dict[str
     return origin
 
 
-def _files(value: Any) -> list[str]:
-    files = [] if value is None else [value] if isinstance(value, str) else list(value)
+def _files(value: Any) -> Any:
+    """Absolute paths; what is no list is left to the check of the section."""
+    files = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(files, list):
+        return value
     return [str(Path(str(file)).expanduser().resolve()) for file in files]
 
 

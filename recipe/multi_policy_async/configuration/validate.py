@@ -130,7 +130,7 @@ def mapping_problems(mapping: Any, models: Iterable[str], allow_unused: bool) ->
             fix = did_you_mean(str(model), models)
             problems.append(Problem(key, "names no model of this job", model, allowed=", ".join(models), fix=fix))
     if not allow_unused:
-        used = set(mapping.values())
+        used = list(mapping.values())  # of any type: wrong ones are problems above
         problems += [
             Problem(
                 f"multi_model.models.{model}",

@@ -379,6 +379,18 @@ class TestProblems:
         keys = [problem.key for problem in caught.value.problems]
         assert keys == ["multi_model.models", "agent_model_mapping", "data.train_files"]
 
+    def test_values_of_a_wrong_type_are_problems_like_others(self, tmp_path):
+        wrong = {
+            "agent_model_mapping.planner": "[planner_model]",
+            "agent_model_mapping.solver": "{a: 1}",
+            "data.train_files": 5,
+            "data.val_files": "true",
+            "multi_model.allow_unused": "sometimes",
+        }
+        assert set(problems_of(tmp_path, *(f"{key}={value}" for key, value in wrong.items()))) >= set(wrong)
+        with pytest.raises(ConfigError, match="multi_model = 3: must be a section"):
+            compose_job(overrides=["multi_model=3"])
+
     def test_a_decaying_schedule_needs_a_known_horizon(self, tmp_path):
         key = f"{PLANNER}.actor_rollout_ref.actor.optim.lr_scheduler_type"
         assert tiny_job(tmp_path, f"{key}=cosine")
