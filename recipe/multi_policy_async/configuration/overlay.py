@@ -81,7 +81,7 @@ class LayeredTree:
                 key, sub_schema, unknown = key[1:], None, False
             else:
                 unknown = schema is not None and key not in schema
-                sub_schema = schema.get(key) if schema else None
+                sub_schema = schema.get(key) if isinstance(schema, dict) else None
             dotted = f"{path}.{key}" if path else key
             shown = f"{at}.{dotted}" if at else dotted
             if unknown:
@@ -97,7 +97,7 @@ class LayeredTree:
                     child = node[key] = {}
                 if not value:
                     self.origin[dotted] = layer
-                open_below = not sub_schema or dotted in self._open
+                open_below = not isinstance(sub_schema, dict) or not sub_schema or dotted in self._open
                 self._merge(child, value, None if open_below else sub_schema, layer, at, dotted)
             else:
                 node[key] = copy.deepcopy(value)
@@ -117,7 +117,7 @@ class LayeredTree:
 def _kind_problem(shown: str, dotted: str, default: Any, value: Any) -> Problem | None:
     """A value of another kind than verl's default would only fail deep inside a worker: say so here."""
     interpolated = any(isinstance(side, str) and ("${" in side or side == "???") for side in (default, value))
-    if default is None or default == {} or value is None or interpolated:
+    if default is None or default == {} or interpolated or (value is None and not isinstance(default, dict)):
         return None
     if isinstance(default, dict) != isinstance(value, dict):
         return Problem(shown, "is a section in verl" if isinstance(default, dict) else "is a value in verl", value)

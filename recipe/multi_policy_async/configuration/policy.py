@@ -37,6 +37,28 @@ PORTS_PER_MODEL = 50
 
 DERIVED = "derived"
 
+_COUNTS = (
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.prompt_length",
+    "actor_rollout_ref.rollout.response_length",
+    "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.data_parallel_size",
+    "actor_rollout_ref.rollout.pipeline_model_parallel_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "async_training.trigger_parameter_sync_step",
+    "async_training.require_batches",
+)
+_NUMBERS = (
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.top_p",
+    "actor_rollout_ref.rollout.top_k",
+    "async_training.staleness_threshold",
+)
+_MAY_BE_NULL = ("actor_rollout_ref.rollout.max_model_len",)
+
 SHORT_KEYS = ("model_path", "train", "trainer.n_gpus", "rollout.n_gpus")
 """Keys of a model's section that are ours; those of the queue stand in ``async_training``."""
 
@@ -106,6 +128,7 @@ class PolicyBuilder:
         # Interpolations see the model's verl tree first, then the job's own sections.
         config = OmegaConf.create({**self._context.job, **self._layers.tree})
         try:
+            self._check_numbers(config)
             self._take_short_keys(config)
             for dotted, value in self._derived(config).items():
                 self._set_derived(config, dotted, value)
@@ -130,6 +153,18 @@ class PolicyBuilder:
         tree["async_training"].setdefault("concurrency", None)
         self._layers.apply({"async_training": self._context.job["queue"]}, "queue")
         self._layers.apply({"async_training": {"concurrency": self._context.job["concurrency"]}}, "concurrency")
+
+    def _check_numbers(self, config: DictConfig) -> None:
+        """What derived settings and checks compute with is of its kind. A wrong value is a problem, and verl's own
+        takes its place, so that the rest is checked too."""
+        defaults = verl_defaults()
+        for dotted in (*_COUNTS, *_NUMBERS):
+            value, kind = OmegaConf.select(config, dotted), int if dotted in _COUNTS else (int, float)
+            wrong = isinstance(value, bool) or not isinstance(value, kind) or (dotted in _COUNTS and value < 1)
+            if wrong and not (value is None and dotted in _MAY_BE_NULL):
+                what = "must be an integer >= 1" if dotted in _COUNTS else "must be a number"
+                self.problems.append(Problem(self.key(dotted), what, value))
+                OmegaConf.update(config, dotted, get(defaults, dotted), merge=False)
 
     def _take_short_keys(self, config: DictConfig) -> None:
         self.ours = {"model_path": self._absolute(config.model_path), "train": config.train}
@@ -241,7 +276,7 @@ class PolicyBuilder:
     def _set_derived(self, config: DictConfig, dotted: str, value: Any) -> None:
         by_user = self.origin.get(dotted, "verl").startswith(("policy_defaults", "models."))
         current = OmegaConf.select(config, dotted) if by_user else None
-        if by_user and current != value:
+        if by_user and current is not None and current != value:  # null leaves it to the job
             fix = _SET_INSTEAD.get(dotted, "leave it out")
             self.problems.append(Problem(self.key(dotted), f"is decided by the job ({value!r})", current, fix=fix))
             return

@@ -110,8 +110,8 @@ def user_modules() -> list[str]:
 
 def image_problems(policy: PolicyBuilder) -> Iterable[Problem]:
     """verl can train the model on rows without an image, which padding rows are."""
-    config = Path(policy.ours["model_path"] or "") / "config.json"
-    if not policy.ours["train"] or not config.is_file():
+    path = policy.ours["model_path"]
+    if not policy.ours["train"] or not isinstance(path, str) or not (config := Path(path) / "config.json").is_file():
         return
     kind = json.loads(config.read_text()).get("model_type")
     if kind in NEED_IMAGES:
@@ -244,8 +244,8 @@ def queue_problems(policy: PolicyBuilder, queue: QueueSpec, group_size: int) -> 
         group_size: workflows per task.
     """
     batch = batch_groups(policy.tree)
-    if not policy.ours["train"] or batch < 1 or groups_per_version(policy.tree) < 1:
-        return  # the last two are problems of their own
+    if not policy.ours["train"]:
+        return
     at_least = min(queue.min_batch_groups or batch, batch)
     # Groups trained since the last version count too, and all batches but the last may be full ones.
     needed = groups_per_version(policy.tree) - batch + at_least

@@ -275,10 +275,6 @@ def _sampling(policy: PolicyBuilder, *_: Any) -> Iterable[Problem]:
 
 def _lengths(policy: PolicyBuilder, *_: Any) -> Iterable[Problem]:
     prompt, response = (policy.get(f"data.max_{side}_length") for side in ("prompt", "response"))
-    for name, value in (("prompt", prompt), ("response", response)):
-        if not isinstance(value, int) or value < 1:
-            yield Problem(policy.key(f"data.max_{name}_length"), "must be a positive integer", value)
-            return
     context = policy.get("actor_rollout_ref.rollout.max_model_len")
     if context < prompt + 1:
         key = policy.key("actor_rollout_ref.rollout.max_model_len")
@@ -335,14 +331,6 @@ def _unsupported(policy: PolicyBuilder, device: str, *_: Any) -> Iterable[Proble
 def _batches(policy: PolicyBuilder, device: str, stop_by: str, group_size: int) -> Iterable[Problem]:
     if not policy.ours["train"]:
         return
-    actor = policy.get("actor_rollout_ref.actor")
-    for key in ("async_training.trigger_parameter_sync_step", "async_training.require_batches"):
-        if policy.get(key) < 1:
-            yield Problem(policy.key(key), "must be >= 1", policy.get(key))
-    if actor["ppo_mini_batch_size"] < 1:
-        yield Problem(
-            policy.key("actor_rollout_ref.actor.ppo_mini_batch_size"), "must be >= 1", actor["ppo_mini_batch_size"]
-        )
     yield from estimator_problems(policy, group_size)
     yield from image_problems(policy)
     yield from micro_batch_problems(policy)

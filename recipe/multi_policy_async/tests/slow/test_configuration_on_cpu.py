@@ -391,6 +391,25 @@ class TestProblems:
         with pytest.raises(ConfigError, match="multi_model = 3: must be a section"):
             compose_job(overrides=["multi_model=3"])
 
+    def test_what_checks_compute_with_is_a_problem_where_it_is_null_or_of_another_kind(self, tmp_path):
+        """All at once, also with those of the checks that compute with it."""
+        wrong = {
+            "model_path": 5,
+            "data.max_prompt_length": "null",
+            "async_training.require_batches": "null",
+            "async_training.staleness_threshold": "null",
+            f"{_ROLLOUT}.temperature": "null",
+            f"{_ROLLOUT}.top_p": "null",
+            f"{_ROLLOUT}.response_length": "long",  # a reference in verl, so of no kind
+            f"{_ROLLOUT}.max_model_len": "long",
+            f"{_ROLLOUT}.data_parallel_size": -1,
+            f"{_ACTOR}.ppo_mini_batch_size": 1.5,
+            f"{_ACTOR}.policy_loss": "null",  # a section
+        }
+        found = problems_of(tmp_path, *(f"{PLANNER}.{key}={value}" for key, value in wrong.items()))
+        assert set(found) == {f"{PLANNER}.{key}" for key in wrong}
+        assert tiny_job(tmp_path, f"{PLANNER}.{_ROLLOUT}.max_model_len=null"), "as if it were left out"
+
     def test_a_decaying_schedule_needs_a_known_horizon(self, tmp_path):
         key = f"{PLANNER}.actor_rollout_ref.actor.optim.lr_scheduler_type"
         assert tiny_job(tmp_path, f"{key}=cosine")
