@@ -23,7 +23,7 @@ event instead of sampling twice; readers come and go.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -249,6 +249,17 @@ class Exchange:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def news(self) -> AsyncIterator[list[Event]]:
+        """Events in the order they become known, those known already first, until no more will come."""
+        seen = 0
+        while True:
+            new, seen = self.events[seen:], len(self.events)
+            if new:
+                yield new
+            if self.ended and seen == len(self.events):
+                return
+            await self.wait_beyond(seen)
 
     async def wait_beyond(self, seen: int) -> None:
         """Return once there are more than ``seen`` events, or none will come."""
