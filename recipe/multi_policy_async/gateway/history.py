@@ -82,11 +82,12 @@ class ConversationIndex:
 
     def add(self, call: Call) -> None:
         """A call is DONE: later requests may extend it."""
-        self._said.add(_stripped(answer_of(call)))
+        answer = answer_of(call)
+        self._said.add(_stripped(answer))
         if not call.prompt.messages:
             self._completions.setdefault(call.agent_id, []).append(call)
             return
-        self._by_conversation.setdefault(_next(call.prompt.digest, answer_of(call)), []).append(call)
+        self._by_conversation.setdefault(_next(call.prompt.digest, answer), []).append(call)
         self._by_prompt.setdefault(call.prompt.digest, []).append(call)
 
     def find(
