@@ -15,13 +15,16 @@
 
 from typing import Any
 
-from .checks import array, boolean, fault, integer, mapping, number, string
+from .checks import array, boolean, fault, integer, mapping, optional, string
 from .constraints import forced_call, json_format, one_constraint
+from .content import Part, Readers, joined, lower_content, lower_part, text_part
 from .errors import BadRequest, UnsupportedValue
-from .image_parts import anthropic_image, joined
+from .image_parts import anthropic_image
+from .openai_lowering import lower_sampling, lower_stops
 from .request import AgentRequest, Constraint, Message
 
-_MAX_STOPS = 16
+_PARTS: Readers = {"text": text_part}
+_PARTS_WITH_IMAGES: Readers = {**_PARTS, "image": anthropic_image}
 _THINKING = ("thinking", "redacted_thinking")
 
 
@@ -43,40 +46,18 @@ def lower_messages(body: dict[str, Any]) -> AgentRequest:
         messages=messages,
         tools=tools,
         parallel_tool_calls=parallel,
-        asked=_sampling(body),
+        asked=lower_sampling({name: body.get(name) for name in ("temperature", "top_p", "top_k")}),
         max_tokens=integer(body.get("max_tokens"), "max_tokens", 1),
-        stop=_stops(body.get("stop_sequences")),
+        stop=lower_stops(optional(body, "stop_sequences", array), "stop_sequences"),
         constraint=one_constraint(forced, _format(body)),
-        stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
-        model=None if body.get("model") is None else string(body["model"], "model"),
+        stream=optional(body, "stream", boolean, False),
+        model=optional(body, "model", string),
     )
-
-
-def _sampling(body: dict[str, Any]) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    for name, high in (("temperature", 2.0), ("top_p", 1.0)):
-        if body.get(name) is not None:
-            asked[name] = number(body[name], name, 0.0, high)
-    if asked.get("top_p") == 0.0:
-        raise fault("top_p", "above 0", 0.0)
-    if body.get("top_k") is not None:
-        asked["top_k"] = integer(body["top_k"], "top_k", 1)
-    return asked
-
-
-def _stops(value: Any) -> tuple[str, ...]:
-    stops = [] if value is None else array(value, "stop_sequences")
-    if len(stops) > _MAX_STOPS:
-        raise fault("stop_sequences", f"at most {_MAX_STOPS} strings", stops)
-    for index, stop in enumerate(stops):
-        if not string(stop, f"stop_sequences[{index}]"):
-            raise fault(f"stop_sequences[{index}]", "a non-empty string", stop)
-    return tuple(stops)
 
 
 def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Constraint | None]:
     tools = []
-    for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
+    for index, tool in enumerate(optional(body, "tools", array, [])):
         where = f"tools[{index}]"
         if mapping(tool, where).get("type", "custom") != "custom":
             raise UnsupportedValue(f"{where}: the server tool {tool['type']!r} is not supported", param=where)
@@ -87,7 +68,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Con
         if tool.get("description") is not None:
             function["description"] = string(tool["description"], f"{where}.description")
         tools.append({"type": "function", "function": function})
-    choice = {"type": "auto"} if body.get("tool_choice") is None else mapping(body["tool_choice"], "tool_choice")
+    choice = optional(body, "tool_choice", mapping, {"type": "auto"})
     constraint = None
     if choice.get("type") in ("any", "tool"):
         named = string(choice.get("name"), "tool_choice.name") if choice["type"] == "tool" else None
@@ -100,7 +81,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Con
 
 
 def _format(body: dict[str, Any]) -> Constraint | None:
-    config = {} if body.get("output_config") is None else mapping(body["output_config"], "output_config")
+    config = optional(body, "output_config", mapping, {})
     # Older SDKs have the format by itself.
     name, form = "output_config.format", config.get("format")
     if form is None:
@@ -111,25 +92,7 @@ def _format(body: dict[str, Any]) -> Constraint | None:
 def _system(system: Any) -> list[Message]:
     if system is None or system == []:
         return []
-    return [{"role": "system", "content": _content(system, "system", images=False)}]
-
-
-def _content(content: Any, where: str, images: bool = True) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    parts: list[str | dict[str, Any]] = []
-    found = False
-    for index, block in enumerate(array(content, where)):
-        at = f"{where}[{index}]"
-        kind = mapping(block, at).get("type")
-        if kind == "text":
-            parts.append(string(block.get("text"), f"{at}.text"))
-        elif kind == "image" and images:
-            parts.append(anthropic_image(block, at))
-            found = True
-        else:
-            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported here", param=at)
-    return joined(parts, found)
+    return [{"role": "system", "content": lower_content(system, "system", _PARTS)}]
 
 
 def _message(message: dict[str, Any], where: str) -> list[Message]:
@@ -172,26 +135,14 @@ def _assistant(parts: list[tuple[dict[str, Any], str]]) -> Message:
 
 def _user(parts: list[tuple[dict[str, Any], str]], role: str) -> list[Message]:
     lowered: list[Message] = []
-    own: list[str | dict[str, Any]] = []
-    images = False
+    own: list[Part] = []
     for block, at in parts:
-        kind = block.get("type")
-        if kind == "text":
-            own.append(string(block.get("text"), f"{at}.text"))
-        elif kind == "image" and role == "user":
-            own.append(anthropic_image(block, at))
-            images = True
-        elif kind == "tool_result":
-            result = block.get("content")
-            lowered.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": string(block.get("tool_use_id"), f"{at}.tool_use_id"),
-                    "content": "" if result is None else _content(result, f"{at}.content"),
-                }
-            )
+        if block.get("type") == "tool_result":
+            call_id, result = string(block.get("tool_use_id"), f"{at}.tool_use_id"), block.get("content")
+            content = "" if result is None else lower_content(result, f"{at}.content", _PARTS_WITH_IMAGES)
+            lowered.append({"role": "tool", "tool_call_id": call_id, "content": content})
         else:
-            raise UnsupportedValue(f"{at}: blocks of type {kind!r} are not supported here", param=at)
+            own.append(lower_part(block, at, _PARTS_WITH_IMAGES if role == "user" else _PARTS))
     if own:
-        lowered.append({"role": role, "content": joined(own, images)})
+        lowered.append({"role": role, "content": joined(own)})
     return lowered

@@ -51,17 +51,12 @@ class MessageWriter:
         start = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": self._usage(output=0)}
         out = [_event("message_start", message=start)]
         blocks = _Blocks()
-        seen = 0
-        while True:
-            for event in exchange.events[seen:]:
+        async for events in exchange.news():
+            for event in events:
                 out += blocks.add(event.parsed)
-            seen = len(exchange.events)
             if out:
                 yield b"".join(out)
                 out = []
-            if exchange.ended and seen == len(exchange.events):
-                break
-            await exchange.wait_beyond(seen)
         if exchange.error is not None:
             error = exchange.error.anthropic_body()
             yield b"event: error\ndata: " + orjson.dumps(error) + b"\n\n"

@@ -19,7 +19,7 @@ Checked before anything is sent, since servers answer over-long prompts in many 
 from typing import TYPE_CHECKING
 
 from ..gateway_binding_registry import ModelBinding
-from .call import Call
+from .call import Call, CallState
 from .errors import ContextLengthExceeded
 
 if TYPE_CHECKING:
@@ -45,11 +45,14 @@ def call_budget(binding: ModelBinding, prompt: "Prompt", asked: int | None, *, m
         ContextLengthExceeded: see ``response_budget``.
     """
     parent, length = prompt.parent, len(prompt.ids)
-    if merged and length > binding.max_prompt_length and parent is not None:
-        taken = parent.extended_by is not None and parent.extended_by.bound
+    alive = parent is not None and parent.state != CallState.ABANDONED
+    if merged and length > binding.max_prompt_length and alive:
+        other = parent.extended_by
+        if other is prompt.supersedes and other is not None and other.extended_by is None:
+            other = None  # rewritten: its place is free
         used = length - _row_prompt_tokens(parent, binding.max_response_length)
         left = min(binding.max_response_length - used, binding.max_model_len - length)
-        if left > 0 and not taken:
+        if left > 0 and (other is None or not other.bound):
             return min(asked or left, left), True
     return response_budget(binding, length, asked), False
 

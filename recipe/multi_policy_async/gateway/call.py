@@ -23,7 +23,7 @@ event instead of sampling twice; readers come and go.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,7 @@ class Call:
     received: bool = False  # the client accepted the last byte
     cut: bool = False  # the client sees less than was sampled: a stop string, or calls beyond the first
     extended_by: "Call | None" = None  # the first call that goes on from this answer
+    rewritten: bool = False  # the client has other words in its place: superseded at the end, unless it returns to it
     bound: bool = False  # its prompt is too long to begin a row: it must go on in its parent's
     _detokenizer: Detokenizer | None = None
     _scanner: StopScanner | None = None
@@ -227,8 +228,8 @@ class Exchange:
 
     @property
     def abandoned(self) -> bool:
-        """Not all of it can become training data."""
-        return any(call.state == CallState.ABANDONED for call in self.calls)
+        """Not all of it will become training data."""
+        return any(call.state == CallState.ABANDONED or call.rewritten for call in self.calls)
 
     def emit(self, call: Call, parsed: Parsed) -> None:
         call.shown = call.shown or self.request.stream
@@ -248,6 +249,17 @@ class Exchange:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def news(self) -> AsyncIterator[list[Event]]:
+        """Events in the order they become known, those known already first, until no more will come."""
+        seen = 0
+        while True:
+            new, seen = self.events[seen:], len(self.events)
+            if new:
+                yield new
+            if self.ended and seen == len(self.events):
+                return
+            await self.wait_beyond(seen)
 
     async def wait_beyond(self, seen: int) -> None:
         """Return once there are more than ``seen`` events, or none will come."""

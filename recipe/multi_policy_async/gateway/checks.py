@@ -15,6 +15,7 @@
 
 import math
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -57,6 +58,12 @@ def fault(param: str, expected: str, value: Any) -> BadRequest:
     shown = _SHORT.repr(value)
     shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
     return BadRequest(f"{param} must be {expected}, got {shown}", param=param)
+
+
+def optional(body: dict[str, Any], name: str, check: Callable[[Any, str], Any], default: Any = None) -> Any:
+    """A field after its check; the default where it is absent or null."""
+    value = body.get(name)
+    return default if value is None else check(value, name)
 
 
 def number(value: Any, param: str, low: float, high: float) -> float:

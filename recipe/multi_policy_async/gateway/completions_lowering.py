@@ -15,7 +15,7 @@
 
 from typing import Any
 
-from .checks import array, boolean, fault, integer, mapping, string
+from .checks import array, boolean, fault, integer, mapping, optional, string
 from .errors import BadRequest, UnsupportedValue
 from .openai_lowering import lower_max_tokens, lower_sampling, lower_stops
 from .request import AgentRequest
@@ -30,14 +30,11 @@ def lower_completion(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
     Raises:
         BadRequest: naming the field at fault.
     """
-    n = 1 if body.get("n") is None else integer(body["n"], "n", 1, max_choices)
+    n = optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), 1)
     _refuse_unsupported(body, n)
     prompts = _prompts(body.get("prompt"))
     if len(prompts) * n > max_choices:
         raise fault("prompt", f"at most {max_choices} answers, prompts times n,", len(prompts) * n)
-    options = {} if body.get("stream_options") is None else mapping(body["stream_options"], "stream_options")
-    usage = options.get("include_usage")
-    logprobs = body.get("logprobs")
     return AgentRequest(
         messages=[],
         prompts=prompts,
@@ -45,16 +42,16 @@ def lower_completion(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
         max_tokens=lower_max_tokens(body) or _DEFAULT_MAX_TOKENS,
         stop=lower_stops(body.get("stop")),
         n=n,
-        stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
-        include_usage=False if usage is None else boolean(usage, "stream_options.include_usage"),
-        logprobs=logprobs is not None,
-        top_logprobs=0 if logprobs is None else integer(logprobs, "logprobs", 0, 5),
-        model=None if body.get("model") is None else string(body["model"], "model"),
+        stream=optional(body, "stream", boolean, False),
+        include_usage=optional(optional(body, "stream_options", mapping, {}), "include_usage", boolean, False),
+        logprobs=body.get("logprobs") is not None,
+        top_logprobs=optional(body, "logprobs", lambda v, p: integer(v, p, 0, 5), 0),
+        model=optional(body, "model", string),
     )
 
 
 def _refuse_unsupported(body: dict[str, Any], n: int) -> None:
-    if body.get("echo") is not None and boolean(body["echo"], "echo"):
+    if optional(body, "echo", boolean):
         raise UnsupportedValue("echo is not supported: the log-probs of a prompt are not computed", param="echo")
     if body.get("suffix"):
         raise UnsupportedValue("suffix is not supported", param="suffix")

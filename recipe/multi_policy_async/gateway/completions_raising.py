@@ -48,14 +48,9 @@ class CompletionWriter:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Events as they become known; an error ends the stream with an ``error`` event and without ``[DONE]``."""
-        exchange, seen = self._exchange, 0
-        while True:
-            await exchange.wait_beyond(seen)
-            events, seen = exchange.events[seen:], len(exchange.events)
-            if events:
-                yield b"".join(self._event(event) for event in events)
-            if exchange.ended and seen == len(exchange.events):
-                break
+        exchange = self._exchange
+        async for events in exchange.news():
+            yield b"".join(map(self._event, events))
         if exchange.error is not None:
             yield b"data: " + orjson.dumps(exchange.error.openai_body()) + b"\n\n"
             return

@@ -23,7 +23,9 @@ sampled (merges across token borders, spacing of tool arguments), and so a conte
    call's prompt and answer) is a prefix of it does the call extend that answer: its prompt is the stored ids plus the
    ids of the rest. A template that rewrites the past (strips thinking, changes the system prompt, trims) fails this
    check at every such call, and a new row begins with the history as masked context.
-3. A history whose last answer the client rewrote does not contain that answer: it is superseded.
+3. A history whose last answer the client rewrote does not contain that answer: it is superseded, unless the client goes
+   on from it later, or rewards it by its request id. Words that some call of the workflow said are no rewriting: they
+   come from there.
 """
 
 import hashlib
@@ -64,9 +66,9 @@ class Prompt:
     images: Sequence[ImageContent] = ()
 
     @property
-    def earlier(self) -> Call | None:
-        """The answer that the client went on from."""
-        return self.parent or self.continues
+    def earlier(self) -> tuple[Call, ...]:
+        """The answers that the client went on from."""
+        return tuple(call for call in (self.parent, self.continues) if call is not None)
 
 
 class ConversationIndex:
@@ -76,13 +78,16 @@ class ConversationIndex:
         self._by_conversation: dict[bytes, list[Call]] = {}
         self._by_prompt: dict[bytes, list[Call]] = {}
         self._completions: dict[str, list[Call]] = {}
+        self._said: set[bytes] = set()  # answers of all agents, without white space
 
     def add(self, call: Call) -> None:
         """A call is DONE: later requests may extend it."""
+        answer = answer_of(call)
+        self._said.add(_stripped(answer))
         if not call.prompt.messages:
             self._completions.setdefault(call.agent_id, []).append(call)
             return
-        self._by_conversation.setdefault(_next(call.prompt.digest, answer_of(call)), []).append(call)
+        self._by_conversation.setdefault(_next(call.prompt.digest, answer), []).append(call)
         self._by_prompt.setdefault(call.prompt.digest, []).append(call)
 
     def find(
@@ -136,16 +141,16 @@ class ConversationIndex:
     def rewritten(self, digests: list[bytes], messages: list[Message]) -> Call | None:
         """The one answer that the last assistant message of the history stands in for without being it.
 
-        None when there is no such answer, when it cannot be told which of several, when something extends it, or when
-        only white space differs: then the client still has it.
+        None when there is no such answer, when it cannot be told which of several, when something extends it, when only
+        white space differs (then the client still has it), or when another call, of any agent, said these words: then
+        they are no rewriting.
         """
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
         if last is None or self._by_conversation.get(digests[last + 1]):
             return None
-        answers = [c for c in self._by_prompt.get(digests[last], ()) if c.state in _ALIVE and c.extended_by is None]
-        if len(answers) != 1 or _stripped(answer_of(answers[0])) == _stripped(messages[last]):
-            return None
-        return answers[0]
+        here = (call for call in self._by_prompt.get(digests[last], ()) if call.state in _ALIVE)
+        answers = [call for call in here if call.extended_by is None and not call.rewritten]
+        return answers[0] if len(answers) == 1 and _stripped(messages[last]) not in self._said else None
 
 
 _ALIVE = (CallState.DONE, CallState.KEPT)
@@ -208,9 +213,8 @@ def _next(digest: bytes, message: Message) -> bytes:
     return hashlib.blake2b(digest + data, digest_size=16).digest()
 
 
-def _stripped(message: Message) -> list[Any]:
-    role, content, calls, _ = _canonical(message)
-    return [role, "".join(content.split()), calls]
+def _stripped(message: Message) -> bytes:
+    return _next(b"", {**message, "content": "".join(message["content"].split())})
 
 
 def _best(candidates: list[Call], message: Message, echoed: Container[str]) -> Call:
@@ -218,6 +222,7 @@ def _best(candidates: list[Call], message: Message, echoed: Container[str]) -> C
     for candidate in candidates:
         if candidate.request_id in echoed or tool_calls & {call.call_id for call in candidate.tool_calls}:
             return candidate
-    # An answer that nobody is known to have received is meant only where no other can be.
+    # An answer that was rewritten, or that nobody is known to have received, is meant only where no other can be.
+    candidates = [c for c in candidates if not c.rewritten] or candidates
     candidates = [c for c in candidates if c.received] or candidates
     return next((c for c in candidates if c.extended_by is None), candidates[0])

@@ -85,13 +85,6 @@ def anthropic_image(block: dict[str, Any], at: str) -> dict[str, Any]:
     raise UnsupportedValue(f"{at}.source.type must be 'base64' or 'url', got {kind!r}", param=f"{at}.source.type")
 
 
-def joined(parts: list[str | dict[str, Any]], images: bool) -> str | list[dict[str, Any]]:
-    """Content for the template: one text, or parts where there are images among them."""
-    if not images:
-        return "\n".join(parts)
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-
-
 def _from_url(url: str, param: str) -> ImageContent | ImageUrl:
     if not url[:5].lower() == "data:":
         return ImageUrl(url, param)

@@ -15,14 +15,17 @@
 
 from typing import Any
 
-from .checks import array, boolean, fault, integer, mapping, number, parse_json, string
+from .checks import array, boolean, fault, integer, mapping, number, optional, parse_json, string
 from .constraints import json_format, one_constraint, openai_tool_choice
+from .content import Readers, lower_content, refusal_part, text_part
 from .errors import BadRequest, UnsupportedValue
-from .image_parts import joined, openai_image
+from .image_parts import openai_image
 from .request import AgentRequest, Constraint, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _ROLES_WITH_IMAGES = ("user", "tool")
+_PARTS: Readers = {"text": text_part, "refusal": refusal_part}
+_PARTS_WITH_IMAGES: Readers = {**_PARTS, "image_url": openai_image}
 _MAX_STOPS = 16
 # Arguments of the renderer itself: the template and what it is applied to are not the client's to choose here.
 _RESERVED = frozenset(
@@ -39,10 +42,10 @@ def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
     """
     _refuse_unsupported(body)
     tools, parallel, forced = _tools(body)
-    stream = _optional(body, "stream", boolean, default=False)
-    options = _optional(body, "stream_options", mapping, default={})
-    logprobs = _optional(body, "logprobs", boolean, default=False)
-    top_logprobs = _optional(body, "top_logprobs", lambda v, p: integer(v, p, 0, 20), default=0)
+    stream = optional(body, "stream", boolean, False)
+    options = optional(body, "stream_options", mapping, {})
+    logprobs = optional(body, "logprobs", boolean, False)
+    top_logprobs = optional(body, "top_logprobs", lambda v, p: integer(v, p, 0, 20), 0)
     if top_logprobs and not logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     return AgentRequest(
@@ -52,20 +55,15 @@ def lower_chat(body: dict[str, Any], *, max_choices: int) -> AgentRequest:
         asked=lower_sampling(body),
         max_tokens=lower_max_tokens(body),
         stop=lower_stops(body.get("stop")),
-        n=_optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), default=1),
+        n=optional(body, "n", lambda v, p: integer(v, p, 1, max_choices), 1),
         stream=stream,
-        include_usage=_optional(options, "include_usage", boolean, default=False),
+        include_usage=optional(options, "include_usage", boolean, False),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
-        model=_optional(body, "model", string, default=None),
+        model=optional(body, "model", string),
         constraint=one_constraint(forced, _format(body)),
-        template_kwargs=_template_kwargs(_optional(body, "chat_template_kwargs", mapping, default={})),
+        template_kwargs=_template_kwargs(optional(body, "chat_template_kwargs", mapping, {})),
     )
-
-
-def _optional(body: dict[str, Any], name: str, check: Any, *, default: Any) -> Any:
-    value = body.get(name)
-    return default if value is None else check(value, name)
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
@@ -78,7 +76,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 
 
 def _format(body: dict[str, Any]) -> Constraint | None:
-    form = _optional(body, "response_format", mapping, default={"type": "text"})
+    form = optional(body, "response_format", mapping, {"type": "text"})
     return json_format(
         form, "response_format", lambda f: mapping(f.get("json_schema"), "response_format.json_schema").get("schema")
     )
@@ -127,21 +125,21 @@ def lower_max_tokens(body: dict[str, Any]) -> int | None:
     return None
 
 
-def lower_stops(value: Any) -> tuple[str, ...]:
+def lower_stops(value: Any, param: str = "stop") -> tuple[str, ...]:
     if value is None:
         return ()
-    stops = [value] if isinstance(value, str) else array(value, "stop")
+    stops = [value] if isinstance(value, str) else array(value, param)
     if len(stops) > _MAX_STOPS:
-        raise fault("stop", f"at most {_MAX_STOPS} strings", stops)
+        raise fault(param, f"at most {_MAX_STOPS} strings", stops)
     for index, stop in enumerate(stops):
-        if not string(stop, f"stop[{index}]"):
-            raise fault(f"stop[{index}]", "a non-empty string", stop)
+        if not string(stop, f"{param}[{index}]"):
+            raise fault(f"{param}[{index}]", "a non-empty string", stop)
     return tuple(stops)
 
 
 def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, bool, Constraint | None]:
-    parallel = _optional(body, "parallel_tool_calls", boolean, default=True)
-    tools = _optional(body, "tools", array, default=[])
+    parallel = optional(body, "parallel_tool_calls", boolean, True)
+    tools = optional(body, "tools", array, [])
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if mapping(tool, where).get("type") != "function":
@@ -164,8 +162,9 @@ def _message(message: dict[str, Any], where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise fault(f"{where}.role", f"one of {sorted(_ROLES)}", role)
-    images = role in _ROLES_WITH_IMAGES
-    lowered: Message = {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content", images)}
+    content = "" if message.get("content") is None else message["content"]
+    readers = _PARTS_WITH_IMAGES if role in _ROLES_WITH_IMAGES else _PARTS
+    lowered: Message = {"role": _ROLES[role], "content": lower_content(content, f"{where}.content", readers)}
     if message.get("name") is not None:
         lowered["name"] = string(message["name"], f"{where}.name")
     if role == "assistant":
@@ -182,29 +181,6 @@ def _message(message: dict[str, Any], where: str) -> Message:
     if role == "tool":
         lowered["tool_call_id"] = string(message.get("tool_call_id"), f"{where}.tool_call_id")
     return lowered
-
-
-def _content(content: Any, where: str, images: bool) -> str | list[dict[str, Any]]:
-    """Content as text: a string, text parts joined by newlines, or nothing; as parts where images are among them."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts: list[str | dict[str, Any]] = []
-    found = False
-    for index, part in enumerate(array(content, where)):
-        at = f"{where}[{index}]"
-        kind = mapping(part, at).get("type")
-        if kind == "text":
-            parts.append(string(part.get("text"), f"{at}.text"))
-        elif kind == "refusal":
-            parts.append(string(part.get("refusal"), f"{at}.refusal"))
-        elif kind == "image_url" and images:
-            parts.append(openai_image(part, at))
-            found = True
-        else:
-            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported here", param=at)
-    return joined(parts, found)
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

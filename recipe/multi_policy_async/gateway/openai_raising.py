@@ -76,23 +76,15 @@ class ChatCompletionWriter:
         An error after the first event ends the stream with an ``error`` event and without ``[DONE]``.
         """
         exchange = self._exchange
-        seen = 0
         logged = [0] * len(exchange.calls)
         called = [0] * len(exchange.calls)
         out = [
             self._chunk([{"index": call.choice, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
             for call in exchange.calls
         ]
-        while True:
-            for event in exchange.events[seen:]:
-                out.append(self._event(event, logged, called))
-            seen = len(exchange.events)
-            if out:
-                yield b"".join(out)
-                out = []
-            if exchange.ended and seen == len(exchange.events):
-                break
-            await exchange.wait_beyond(seen)
+        async for events in exchange.news():
+            yield b"".join([*out, *(self._event(event, logged, called) for event in events)])
+            out = []
         if exchange.error is not None:
             yield b"data: " + orjson.dumps(exchange.error.openai_body()) + b"\n\n"
             return

@@ -16,15 +16,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from .checks import array, boolean, fault, integer, mapping, string
+from .checks import array, boolean, fault, integer, mapping, optional, string
 from .constraints import flat, json_format, one_constraint, openai_tool_choice
+from .content import Readers, lower_content, refusal_part, text_part
 from .errors import BadRequest, UnsupportedValue
-from .image_parts import joined, responses_image
+from .image_parts import responses_image
 from .openai_lowering import lower_sampling, parse_arguments
 from .request import AgentRequest, Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_PARTS: Readers = {**dict.fromkeys(("input_text", "output_text", "text"), text_part), "refusal": refusal_part}
+_PARTS_WITH_IMAGES: Readers = {**_PARTS, "input_image": responses_image}
 
 
 def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[Message]]) -> AgentRequest:
@@ -42,30 +44,31 @@ def lower_responses(body: dict[str, Any], conversation_of: Callable[[str], list[
     offered, forced = openai_tool_choice(body.get("tool_choice"), tools)
     form = _format(body)
     messages: list[Message] = []
-    if body.get("instructions") is not None:
-        messages.append({"role": "system", "content": string(body["instructions"], "instructions")})
+    instructions, previous = optional(body, "instructions", string), optional(body, "previous_response_id", string)
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
     own_messages = len(messages)
-    if body.get("previous_response_id") is not None:
-        messages += conversation_of(string(body["previous_response_id"], "previous_response_id"))
+    if previous is not None:
+        messages += conversation_of(previous)
     messages += _input(body.get("input"))
     echoed = _echoed(body)
     if not messages:
         raise BadRequest("input is empty", param="input")
-    limit, parallel = body.get("max_output_tokens"), body.get("parallel_tool_calls")
+    limit = optional(body, "max_output_tokens", lambda v, p: integer(v, p, 1))
     return AgentRequest(
         messages=messages,
         tools=offered,
-        parallel_tool_calls=True if parallel is None else boolean(parallel, "parallel_tool_calls"),
+        parallel_tool_calls=optional(body, "parallel_tool_calls", boolean, True),
         asked=lower_sampling(body),
-        max_tokens=None if limit is None else integer(limit, "max_output_tokens", 1),
-        stream=False if body.get("stream") is None else boolean(body["stream"], "stream"),
+        max_tokens=limit,
+        stream=optional(body, "stream", boolean, False),
         constraint=one_constraint(forced, json_format(form, "text.format", lambda f: f.get("schema"))),
-        model=None if body.get("model") is None else string(body["model"], "model"),
+        model=optional(body, "model", string),
         own_messages=own_messages,
         echoed=echoed,
         told={
-            "instructions": body.get("instructions"),
-            "previous_response_id": body.get("previous_response_id"),
+            "instructions": instructions,
+            "previous_response_id": previous,
             "max_output_tokens": limit,
             "tools": [{"description": None, "parameters": None, "strict": None, **t} for t in body.get("tools") or ()],
             "tool_choice": "auto" if body.get("tool_choice") is None else flat(body["tool_choice"]),
@@ -92,7 +95,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
     tools = []
-    for index, tool in enumerate([] if body.get("tools") is None else array(body["tools"], "tools")):
+    for index, tool in enumerate(optional(body, "tools", array, [])):
         where = f"tools[{index}]"
         if mapping(tool, where).get("type") != "function":
             raise UnsupportedValue(f"{where}: tools of type {tool.get('type')!r} are not supported", param=where)
@@ -105,12 +108,12 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _format(body: dict[str, Any]) -> dict[str, Any]:
-    text = {} if body.get("text") is None else mapping(body["text"], "text")
+    text = optional(body, "text", mapping, {})
     return {"type": "text"} if text.get("format") is None else mapping(text["format"], "text.format")
 
 
 def _metadata(body: dict[str, Any]) -> dict[str, str]:
-    metadata = {} if body.get("metadata") is None else mapping(body["metadata"], "metadata")
+    metadata = optional(body, "metadata", mapping, {})
     return {name: string(value, f"metadata.{name}") for name, value in metadata.items()}
 
 
@@ -131,13 +134,14 @@ def _input(given: Any) -> list[Message]:
             _answer(messages, thought)["tool_calls"].append(_function_call(item, where))
         elif kind == "function_call_output":
             call_id = string(item.get("call_id"), f"{where}.call_id")
-            output = _content(item.get("output"), f"{where}.output", images=True)
+            output = lower_content(item.get("output"), f"{where}.output", _PARTS_WITH_IMAGES)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "message":
             role = item.get("role")
             if not isinstance(role, str) or role not in _ROLES:
                 raise fault(f"{where}.role", f"one of {sorted(_ROLES)}", role)
-            content = _content(item.get("content"), f"{where}.content", images=role == "user")
+            readers = _PARTS_WITH_IMAGES if role == "user" else _PARTS
+            content = lower_content(item.get("content"), f"{where}.content", readers)
             messages.append({"role": _ROLES[role], "content": content})
             if role == "assistant" and thought:
                 messages[-1]["reasoning_content"] = thought
@@ -167,23 +171,3 @@ def _thought(item: dict[str, Any]) -> str:
     parts = item.get("content") or []
     texts = [p.get("text") for p in parts if isinstance(p, dict)] if isinstance(parts, list) else []
     return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _content(content: Any, where: str, *, images: bool) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    parts: list[str | dict[str, Any]] = []
-    found = False
-    for index, part in enumerate(array(content, where)):
-        at = f"{where}[{index}]"
-        kind = mapping(part, at).get("type")
-        if kind in _TEXT_PARTS:
-            parts.append(string(part.get("text"), f"{at}.text"))
-        elif kind == "refusal":
-            parts.append(string(part.get("refusal"), f"{at}.refusal"))
-        elif kind == "input_image" and images:
-            parts.append(responses_image(part, at))
-            found = True
-        else:
-            raise UnsupportedValue(f"{at}: content of type {kind!r} is not supported here", param=at)
-    return joined(parts, found)

@@ -48,17 +48,12 @@ class ResponseWriter:
         items = _Items(self._id)
         begun = self._response([], "in_progress")
         out = [items.event("response.created", response=begun), items.event("response.in_progress", response=begun)]
-        seen = 0
-        while True:
-            for event in exchange.events[seen:]:
+        async for events in exchange.news():
+            for event in events:
                 out += items.add(event.parsed)
-            seen = len(exchange.events)
             if out:
                 yield b"".join(out)
                 out = []
-            if exchange.ended and seen == len(exchange.events):
-                break
-            await exchange.wait_beyond(seen)
         if exchange.error is not None:
             error = exchange.error
             yield items.event("error", code=error.code, message=error.message, param=error.param)

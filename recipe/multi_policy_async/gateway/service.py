@@ -175,9 +175,10 @@ class GatewayService:
             prompts = [await build_prompt(session, model, agent_id, request)]
         else:
             prompts = await build_completion_prompts(session, model, agent_id, request)
-        merged = self.spec.rows == "merged" and request.n == 1
-        budgets = [call_budget(model.binding, prompt, request.max_tokens, merged=merged) for prompt in prompts]
         reading = await self._reading(model, request, prompts[0].text)
+        merged = self.spec.rows == "merged" and request.n == 1
+        # From here on without waiting: other calls would change what is in a row.
+        budgets = [call_budget(model.binding, prompt, request.max_tokens, merged=merged) for prompt in prompts]
         for name in sampling.overridden:
             self.metrics.sampling_overridden(model_id, name)
         exchange = session.new_exchange(agent_id, model_id, request, digest)

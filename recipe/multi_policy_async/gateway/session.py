@@ -16,8 +16,6 @@
 Rules (semantics of the gateway):
 
 * An unfinished exchange whose last reader left waits ``retry_grace_s`` for its retry, then its calls are abandoned.
-* A retry marked as such by the SDK, with the same body from the same agent, joins its first attempt's exchange; an
-  unmarked equal body is a new sibling.
 * Sealing lets running calls go on for ``finalize_grace_s``, abandons the rest, and refuses later requests with 409.
 """
 
@@ -266,13 +264,15 @@ class WorkflowSession:
 
     def goes_on(self, call: Call, prompt: Prompt) -> None:
         """What a new call's history says about earlier answers: which one the client has, and which one it rewrote."""
-        if prompt.supersedes is not None and prompt.supersedes.state in (CallState.DONE, CallState.KEPT):
-            self._abandon_call(prompt.supersedes, "superseded")
-        if prompt.continues is not None:
-            self.keep(prompt.continues)
-        if (earlier := prompt.earlier) is not None:
+        rewritten = prompt.supersedes
+        if rewritten is not None and rewritten.extended_by is None:
+            rewritten.rewritten = True
+            if rewritten.bound and rewritten.state in (CallState.DONE, CallState.KEPT):
+                self._abandon_call(rewritten, "superseded")  # its place is another's now: it has no row to return to
+        for earlier in prompt.earlier:
             self.keep(earlier)
-            if earlier.extended_by is None or call.bound:
+            earlier.rewritten = False
+            if earlier.extended_by is None or (call.bound and earlier is prompt.parent):
                 earlier.extended_by = call
 
     # -- the fate of calls -----------------------------------------------------------------------------------------
@@ -293,10 +293,10 @@ class WorkflowSession:
         assert reason in ABANDON_REASONS, reason
         call.state, call.reason = CallState.ABANDONED, reason
         self._metrics.call_ended(call.model_id, reason, len(call.ids))
-        earlier = call.prompt.earlier
-        if earlier is not None and earlier.extended_by is call:
-            branches = (c for c in self.calls if c.prompt.earlier is earlier and c.state != CallState.ABANDONED)
-            earlier.extended_by = next(branches, None)
+        for earlier in call.prompt.earlier:
+            if earlier.extended_by is call:
+                branches = (c for c in self.calls if earlier in c.prompt.earlier and c.state != CallState.ABANDONED)
+                earlier.extended_by = next(branches, None)
 
     async def seal(self) -> None:
         """No new calls; wait for running ones, then abandon what is not kept. May be called again."""
@@ -316,17 +316,19 @@ class WorkflowSession:
         await self._settle()
 
     def chosen_calls(self, names: Container[str]) -> list[Call]:
-        """What becomes rows: kept calls, and choices that the rewards name by request id."""
-        return [
-            c for c in self.calls if c.state == CallState.KEPT or (c.state == CallState.DONE and c.request_id in names)
-        ]
+        """What becomes rows: kept calls that were not rewritten, and answers that the rewards name by request id."""
+        whole = [call for call in self.calls if call.state in (CallState.DONE, CallState.KEPT)]
+        return [c for c in whole if (c.state == CallState.KEPT and not c.rewritten) or c.request_id in names]
 
     def settle(self, chosen: list[Call]) -> None:
-        """The fate of every call is known: keep the chosen ones, abandon the other choices."""
+        """The fate of every call is known: keep the chosen ones, abandon the others."""
         for call in chosen:
             self.keep(call)
+            call.rewritten = False
         for call in self.calls:
-            if call.state == CallState.KEPT:
+            if call.rewritten and call.state in (CallState.DONE, CallState.KEPT):
+                self._abandon_call(call, "superseded")
+            elif call.state == CallState.KEPT:
                 self._metrics.call_ended(call.model_id, "kept", len(call.ids))
             elif call.state == CallState.DONE:
                 self._abandon_call(call, "unchosen")

@@ -20,11 +20,11 @@ from pathlib import Path
 import openai
 import pytest
 
+from .fakes.conversation import W, assistant, conversation, in_turn, one_model, sampled, user
 from .fakes.fake_engine import FakeEngine
-from .fakes.gateway_world import Texts, gateway_world
+from .fakes.gateway_world import Texts
 from .fakes.tiny_model_folder import CHATML, make_model_folder
 
-W = "e0-t0-s0-a0"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 # Spacing that no JSON encoder writes: encoding the parsed call again would give other ids.
 CALL = '<tool_call>\n{"name":  "add", "arguments":{"a":1,"b" : 2}}\n</tool_call>'
@@ -33,57 +33,6 @@ CALL = '<tool_call>\n{"name":  "add", "arguments":{"a":1,"b" : 2}}\n</tool_call>
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return make_model_folder(tmp_path_factory.mktemp("model"), merges=(("a", "b"), ("ab", "c")))
-
-
-ROOMY = {"max_prompt_length": 1024, "max_response_length": 512, "max_model_len": 1536}
-
-
-def one_model(folder, engine, *, binding=None, **spec):
-    bindings = {"planner_model": {**ROOMY, **(binding or {})}}
-    engines, mapping = {"planner_model": engine}, {"planner": "planner_model"}
-    return gateway_world(folder, engines, mapping=mapping, bindings=bindings, **spec)
-
-
-def in_turn(texts, *answers, end=True):
-    """Answers one after the other, whatever is asked."""
-    left = [texts.ids(answer, end=end) for answer in answers]
-    given: dict[tuple[int, ...], list[int]] = {}
-
-    def script(prompt):
-        key = (len(given), *prompt)
-        return given.setdefault(key, left.pop(0))
-
-    return script
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
-def conversation(folder, engine, turns, *, rewards=1.0, **spec):
-    """Run ``turns(ask, world)`` and finalize; returns what it returned, the rows, the engine and the final answer."""
-
-    async def run():
-        async with one_model(folder, engine, **spec) as world:
-            client = world.client((await world.open(W))["planner"])
-
-            async def ask(*messages, **kwargs):
-                answer = await client.chat.completions.create(model="m", messages=list(messages), **kwargs)
-                return answer.choices[0].message if kwargs.get("n", 1) == 1 else answer.choices
-
-            result = await turns(ask, world)
-            final = await world.control.finalize(W, rewards=rewards)
-            return result, world.sink.rows, final
-
-    return asyncio.run(run())
-
-
-def sampled(row):
-    return row.response_ids[row.response_mask == 1].tolist()
 
 
 async def two_turns(ask, world):

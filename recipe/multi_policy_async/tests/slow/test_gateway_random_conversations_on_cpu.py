@@ -151,12 +151,16 @@ ACTIONS = st.lists(
 )
 
 
+ROOM = {"max_prompt_length": 2000, "max_response_length": 120, "max_model_len": 2200}
+LITTLE_ROOM = {"max_prompt_length": 60, "max_response_length": 150, "max_model_len": 210}  # turns bound to their rows
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["per_call", "merged"])
+@pytest.mark.parametrize(("mode", "room"), [("per_call", ROOM), ("merged", ROOM), ("merged", LITTLE_ROOM)])
 @given(actions=ACTIONS, seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_hold_the_sampled_tokens_of_kept_calls_once_each(
-    folder, tokenizer, mode, actions, seed
+    folder, tokenizer, mode, room, actions, seed
 ):  # invariants 1, 2
     async def run():
         rng = random.Random(seed)
@@ -170,7 +174,6 @@ def test_rows_hold_the_sampled_tokens_of_kept_calls_once_each(
             return upstreams[-1]
 
         service = GatewayService(spec, routes, GatewayBindingRegistry(["m"]), sink, make)
-        room = {"max_prompt_length": 2000, "max_response_length": 120, "max_model_len": 2200}
         await service.bind(binding("m", folder, "http://unused", **room))
         service.set_status("m", ModelStatus(ModelState.OPEN, Version(0, 0)))
         client = Client(service, upstreams[0], rng)
@@ -182,7 +185,7 @@ def test_rows_hold_the_sampled_tokens_of_kept_calls_once_each(
                 assert error.status in (400, 503), error
         calls = client.session.calls
         await service.closer.finalize(W, status="ok", rewards=1.0, score=None, error=None)
-        return client, calls, upstreams[0], sink.rows, room
+        return client, calls, upstreams[0], sink.rows
 
     async def act(client, action, thread):
         if action in ("abort", "error"):
@@ -203,7 +206,7 @@ def test_rows_hold_the_sampled_tokens_of_kept_calls_once_each(
         else:
             await client.ask(thread)
 
-    client, calls, upstream, rows, room = asyncio.run(run())
+    client, calls, upstream, rows = asyncio.run(run())
     kept = [call for call in calls if call.state == CallState.KEPT]
     assert all(call.state in (CallState.KEPT, CallState.ABANDONED) for call in calls)
     assert all(call.reason for call in calls if call.state == CallState.ABANDONED)
