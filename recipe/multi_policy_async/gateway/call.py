@@ -232,8 +232,9 @@ class Exchange:
         return any(call.state == CallState.ABANDONED or call.rewritten for call in self.calls)
 
     def emit(self, call: Call, parsed: Parsed) -> None:
-        call.shown = call.shown or self.request.stream
-        self.publish(Event(call.choice, parsed, len(call.ids)))
+        if self.request.stream:  # a whole answer is written from its calls
+            call.shown = True
+            self.publish(Event(call.choice, parsed, len(call.ids)))
 
     def publish(self, event: Event) -> None:
         self.events.append(event)
@@ -245,6 +246,14 @@ class Exchange:
         self.ended = True
         self.task = None
         self._wake()
+
+    def join_events(self) -> None:
+        """Nobody reads, no events will come: a retry gets each choice in one piece. An event per token is large."""
+        if self.ended and self.error is None:
+            self.events = [
+                Event(call.choice, Parsed(call.content, call.reasoning, call.tool_calls), len(call.ids), ended=True)
+                for call in self.calls
+            ]
 
     def _wake(self) -> None:
         self._changed.set()

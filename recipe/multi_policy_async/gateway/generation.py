@@ -15,7 +15,8 @@
 
 import asyncio
 import logging
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 from ..clock import now
 from ..gateway_binding_registry import ModelBinding, ModelState
@@ -66,6 +67,7 @@ class ServedModel:
             metrics.in_flight_limit(binding.model_id, self.slots.limit)
         self._family: ToolFamily | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._attempts: set[asyncio.Timeout] = set()  # without an end, until other servers take over
 
     @property
     def model_id(self) -> str:
@@ -76,9 +78,11 @@ class ServedModel:
         return await self.upstream.waiting_requests() if self.gate.state == ModelState.OPEN else None
 
     async def rebind(self, binding: ModelBinding, tokenizer: PolicyTokenizer, upstream: Upstream) -> None:
-        """Serve from other servers from now on; attempts at the former ones lose their connection and start again."""
+        """Serve from other servers from now on; attempts at the former ones end and start again."""
         former = self.upstream
         self.binding, self.tokenizer, self.upstream = binding, tokenizer, upstream
+        for attempt in self._attempts:  # closing a connection does not wake who waits for it
+            attempt.reschedule(asyncio.get_running_loop().time())
         await former.close()
 
     async def tool_family(self) -> ToolFamily:
@@ -164,7 +168,7 @@ class ServedModel:
         finish: str | None = None
         try:
             with self.gate.attempt(resumable=self._resumable(call)):
-                async with aclosing(self.upstream.generate(attempt)) as chunks:
+                async with self._until_rebound(), aclosing(self.upstream.generate(attempt)) as chunks:
                     async for chunk in chunks:
                         check_chunk(chunk)
                         self._check_lineage(call, chunk)
@@ -180,6 +184,18 @@ class ServedModel:
             raise
         assert finish is not None, "upstreams end with a finish reason"
         return finish
+
+    @asynccontextmanager
+    async def _until_rebound(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(None) as attempt:
+                self._attempts.add(attempt)
+                try:
+                    yield
+                finally:
+                    self._attempts.discard(attempt)
+        except TimeoutError as error:
+            raise UpstreamError("others serve the model now") from error
 
     def _resumable(self, call: Call) -> bool:
         return self.binding.partial_rollout and not call.sampling.stateful

@@ -243,6 +243,8 @@ class WorkflowSession:
     def reader_went(self, exchange: Exchange, *, delivered: bool) -> None:
         """A reader is done: it accepted the last byte, or it left before."""
         exchange.readers -= 1
+        if exchange.readers == 0:
+            exchange.join_events()
         if delivered:
             exchange.delivered = True
             for call in exchange.calls:

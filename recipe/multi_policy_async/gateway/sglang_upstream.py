@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _ABORT_TIMEOUT = aiohttp.ClientTimeout(total=5)
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_GONE = (TimeoutError, aiohttp.ClientError, RuntimeError)  # the last: closed, since the model binds anew
 _LOAD_PATHS = ("/v1/loads", "/get_load")  # SGLang's newer and older route; one entry per data-parallel rank
 
 
@@ -97,7 +98,7 @@ class SglangRouterUpstream:
         try:
             async with self._http().post(url, json={"rid": rid}, timeout=_ABORT_TIMEOUT) as response:
                 await response.read()
-        except (TimeoutError, aiohttp.ClientError) as error:
+        except _GONE as error:
             # A replica that cannot be reached runs nothing that could reach us.
             logger.debug("abort of %s at %s: %r", rid, url, error)
 
@@ -115,7 +116,7 @@ class SglangRouterUpstream:
                     answer = orjson.loads(await response.read())
                     ranks = answer["loads"] if isinstance(answer, dict) else answer
                     return sum(int(rank["num_waiting_reqs"]) for rank in ranks)
-        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
+        except (*_GONE, ValueError, KeyError, TypeError) as error:
             logger.debug("the load of %s is not known: %r", url, error)
         return None
 

@@ -275,6 +275,22 @@ class TestGateway:
 
         asyncio.run(run())
 
+    def test_servers_of_a_model_that_binds_anew_just_then_do_not_tell(self):
+        """An error would end the loop that adapts the limits of all models."""
+
+        async def run():
+            engine = FakeEngine(lambda prompt: [], waiting=3)
+            url = await engine.start()
+            upstream = SglangRouterUpstream(url, [url], connect_timeout_s=1, read_timeout_s=1)
+            before = await upstream.waiting_requests()
+            await upstream.close()
+            after = await upstream.waiting_requests()
+            await upstream.abort("e0-t0-s0-a0:planner:0#0")
+            await engine.stop()
+            return before, after
+
+        assert asyncio.run(run()) == (3, None)
+
     @pytest.mark.parametrize(
         ("waiting", "route", "told"), [(3, "/v1/loads", 3), (3, "/get_load", 3), (None, "/v1/loads", None)]
     )

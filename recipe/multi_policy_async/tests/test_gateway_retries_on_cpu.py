@@ -14,6 +14,7 @@
 """Retries, siblings and leavers: who gets which answer, and what becomes of those that nobody got."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -51,6 +52,36 @@ def test_a_marked_retry_gets_an_answer_that_ended_while_the_client_was_away(fold
     answer, calls, requests = asyncio.run(run())
     assert answer["choices"][0]["message"]["content"] == ALPHABET
     assert (calls, requests) == ({"kept": 1}, 1)
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"stop": ["xyz"], "logprobs": True, "top_logprobs": 2}])
+def test_a_stream_that_was_read_is_held_in_one_piece_which_says_the_same_to_a_retry(folder, texts, more):
+    body = {**BODY, "stream": True, **more}
+
+    def read(answer):
+        """Text, log-probs and finish reason by choice, and how many chunks say so."""
+        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        said = {}
+        for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+            text, log_probs, finish = said.get(choice["index"], ("", [], None))
+            text += choice["delta"].get("content") or ""
+            log_probs = log_probs + ((choice.get("logprobs") or {}).get("content") or [])
+            said[choice["index"]] = (text, log_probs, choice["finish_reason"] or finish)
+        return said, len(chunks)
+
+    async def run():
+        engine = FakeEngine(texts.says(ALPHABET))
+        async with one_model(folder, engine) as world, RawAgent((await world.open(W))["planner"]) as agent:
+            first = read(await agent.post(body))
+            [exchange] = world.gateway.sessions.find(W).exchanges
+            held = len(exchange.events)
+            again = read(await agent.post(body, headers=RETRY))
+            return first, held, again, len(engine.requests)
+
+    (said, chunks), held, (said_again, chunks_again), requests = asyncio.run(run())
+    assert said == said_again and said[0][0] == ALPHABET.removesuffix("xyz" if "stop" in more else "")
+    assert held == requests == more.get("n", 1)
+    assert chunks_again == 2 * held < chunks
 
 
 def test_an_equal_body_without_the_retry_mark_is_a_new_sibling(folder, texts):

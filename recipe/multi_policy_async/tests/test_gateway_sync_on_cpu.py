@@ -382,6 +382,32 @@ def test_binding_again_after_a_restore_serves_the_new_servers(folder, texts):
     assert asyncio.run(run()) == ("old", "new")
 
 
+@pytest.mark.parametrize("asked", [{}, {"stop": ["xyz"]}, {"stream": True}])
+def test_a_call_at_servers_that_others_took_over_from_starts_again_or_ends(folder, texts, asked):  # invariant 10
+    async def run():
+        old, new = FakeEngine(texts.says(ALPHABET), token_s=0.02), FakeEngine(texts.says("new"), version="1.1")
+        async with one_model(folder, old) as world:
+            client = world.client((await world.open(W))["planner"])
+            running = asyncio.create_task(ask(client, **asked))
+            await until(lambda: old.running)
+            await asyncio.sleep(0.1)
+            await new.start()
+            await world.set_state("planner_model", ModelState.STARTING)
+            await world.router.bind(binding("planner_model", folder, new.url, incarnation=1))
+            await world.set_state("planner_model", ModelState.OPEN, Version(1, 1))
+            [answer] = await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 5)
+            await until(lambda: not old.running)
+            await world.control.finalize(W, rewards=1.0)
+            await new.stop()
+            return answer, [row.response_ids.tolist() for row in world.sink.rows]
+
+    answer, rows = asyncio.run(run())
+    if "stream" in asked:  # the client has seen a part
+        assert "cannot be completed" in str(answer) and rows == []
+    else:
+        assert (answer, rows) == ("new", [texts.ids("new")])
+
+
 def test_draining_waits_for_calls_that_could_not_be_resumed_and_lets_no_new_one_pass(folder, texts):
     async def run(timeout_s):
         engine = FakeEngine(texts.says(ALPHABET), token_s=0.004)
