@@ -180,7 +180,7 @@ def test_synchronous_workflows_run_as_many_at_once_as_configured(tmp_path):
         await job.driver.run()
         return await job.endings()
 
-    assert play(job, scenario, asyncio.run) == {"ok": 8}
+    assert play(job, scenario) == {"ok": 8}
 
 
 def test_the_deadline_of_a_synchronous_workflow_begins_when_it_has_a_thread(tmp_path):
@@ -193,7 +193,7 @@ def test_the_deadline_of_a_synchronous_workflow_begins_when_it_has_a_thread(tmp_
         return await job.endings()
 
     # The first one holds the only thread for 0.4 s after its deadline, and 0.4 + 0.35 is more than 0.6.
-    assert play(job, scenario, asyncio.run) == {"failed": 1, "ok": 1}
+    assert play(job, scenario) == {"failed": 1, "ok": 1}
 
 
 def test_a_synchronous_workflow_that_finds_no_thread_is_a_failed_member_that_says_so(tmp_path):
@@ -204,7 +204,7 @@ def test_a_synchronous_workflow_that_finds_no_thread_is_a_failed_member_that_say
         await job.driver.run()
         return await job.endings(), (await job.driver.stats())["last_error"]
 
-    endings, error = play(job, scenario, asyncio.run)
+    endings, error = play(job, scenario)
     assert endings == {"failed": 2} and "found no free thread within 0.1 s" in error
 
 

@@ -14,16 +14,21 @@
 """WorkflowDriver: failures that do not end, outages, and its own bugs end production with a cause (invariant 8)."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from recipe.multi_policy_async.clock import now
 from recipe.multi_policy_async.ingest.batch_source import ProducerDied
-from recipe.multi_policy_async.tests.fakes.driven_job import Job, Scripted, play
+from recipe.multi_policy_async.simulator import virtual_time
+from recipe.multi_policy_async.tests.fakes import driven_job
+from recipe.multi_policy_async.tests.fakes.driven_job import Job, Scripted
 from recipe.multi_policy_async.tests.fakes.gateway_control import http_error
 from recipe.multi_policy_async.tests.fakes.workflow_records import PLANNER
 from recipe.multi_policy_async.trajectory import Version
 from recipe.multi_policy_async.workflow_driver import DriverError
+
+play = partial(driven_job.play, run=virtual_time.run)  # these wait for seconds
 
 
 def test_too_many_failures_in_a_row_end_the_driver_and_reach_the_trainers_with_the_cause(tmp_path):

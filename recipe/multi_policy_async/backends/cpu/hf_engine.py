@@ -25,34 +25,19 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from transformers import PreTrainedModel
 
 from ...trajectory import Version
-from . import decode_attention
 from .generation_request import GenerationRequest, QueueFull
-from .grammar import Grammars, mask_logits
-from .image_prompts import ImagePrompt
-from .sampling import BatchSampler, InvalidRequest
-from .slot_kv_cache import SlotKVCache
+from .grammar import Grammars
+from .running_batch import Row, RunningBatch
+from .sampling import InvalidRequest
 from .weights import WeightStore
 
 logger = logging.getLogger(__name__)
-
-_PREFILL_TOKENS = 4096  # of one model call, padding included
-
-
-@dataclass(eq=False)
-class _Row:
-    request: GenerationRequest
-    stop_ids: frozenset[int]
-    generator: random.Random
-    length: int  # tokens whose states are in the cache
-    next_input: int
 
 
 class HFEngine:
@@ -95,12 +80,10 @@ class HFEngine:
         eos_token_ids = tuple(eos_token_ids)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.weights = WeightStore(model)
-        model.set_attn_implementation(decode_attention.NAME)
-        self._model = model.eval()
-        self._cache = SlotKVCache(config.num_hidden_layers)
+        self._vocabulary = config.vocab_size
         self._random = random.Random(seed)
         self._grammars = Grammars(model_path, eos_token_ids, config.vocab_size) if model_path else None
-        self._changed = threading.Condition()  # guards everything below but the rows, which the engine's thread owns
+        self._changed = threading.Condition()  # guards everything below but the batch, which the engine's thread owns
         self._live: dict[str, GenerationRequest] = {}
         self._waiting: deque[GenerationRequest] = deque()
         self._paused = True
@@ -108,8 +91,7 @@ class HFEngine:
         self._stamped = False  # the version names the weights in force
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._rows: list[_Row] = []
-        self._sampler: BatchSampler | None = None
+        self._batch = RunningBatch(model)
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
@@ -123,7 +105,7 @@ class HFEngine:
 
     @property
     def num_running(self) -> int:
-        return len(self._rows)
+        return len(self._batch.rows)
 
     @property
     def num_waiting(self) -> int:
@@ -150,9 +132,8 @@ class HFEngine:
                 f"{len(request.prompt_ids)} input tokens and max_new_tokens={request.params.max_new_tokens} exceed the "
                 f"model's maximum context length of {self.max_model_len} tokens"
             )
-        vocabulary = self._model.config.get_text_config().vocab_size
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise InvalidRequest(f"input_ids holds a token outside the vocabulary of {vocabulary}")
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._vocabulary:
+            raise InvalidRequest(f"input_ids holds a token outside the vocabulary of {self._vocabulary}")
         if request.params.json_schema:
             if self._grammars is None:
                 raise InvalidRequest("json_schema is not supported: this server was started without a tokenizer")
@@ -226,7 +207,7 @@ class HFEngine:
         with self._changed:
             self._require_idle("load weights")
             self._stamped = False
-            self._cache.release()
+            self._batch.release()
             self.weights.begin_load()
 
     def set_version(self, version: Version) -> None:
@@ -245,7 +226,7 @@ class HFEngine:
             self._stamped = True
 
     def _require_idle(self, what: str) -> None:
-        if not self._paused or self._rows:
+        if not self._paused or self._batch.rows:
             raise RuntimeError(f"cannot {what} while requests run: abort and pause first")
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
@@ -276,7 +257,7 @@ class HFEngine:
             self.step()
 
     def _has_work(self) -> bool:
-        if self._rows or self._stopping or any(r.abort_wanted for r in self._waiting):
+        if self._batch.rows or self._stopping or any(r.abort_wanted for r in self._waiting):
             return True
         return bool(self._waiting) and not self._paused
 
@@ -288,16 +269,11 @@ class HFEngine:
                 finished = self._take_aborts()
                 admitted = self._admit()
             self._finish(finished)
-            if admitted:
-                self._prefill(admitted)
-            if self._rows:
-                self._decode()
+            self._batch.add(admitted)
+            self._finish(self._batch.decode())
         except Exception as error:  # the engine serves other requests after a bad one
-            logger.exception("generation failed for %d rows", len(self._rows))
-            failed = [row.request for row in self._rows]
-            self._rows.clear()
-            self._sampler = None
-            self._cache.release()
+            logger.exception("generation failed for %d rows", self.num_running)
+            failed = self._batch.clear()
             for request in failed:
                 request.error = f"{type(error).__name__}: {error}"
                 request.finish_reason = {"type": "abort", "message": request.error}
@@ -307,142 +283,21 @@ class HFEngine:
         aborted = [r for r in self._waiting if r.abort_wanted]
         if aborted:
             self._waiting = deque(r for r in self._waiting if not r.abort_wanted)
-        for index in range(len(self._rows) - 1, -1, -1):
-            if self._rows[index].request.abort_wanted:
-                aborted.append(self._remove(index))
+        aborted += self._batch.take_aborted()
         for request in aborted:
             request.finish_reason = {"type": "abort", "message": "aborted"}
         return aborted
 
-    def _admit(self) -> list[_Row]:
+    def _admit(self) -> list[Row]:
         admitted = []
-        while self._waiting and not self._paused and len(self._rows) + len(admitted) < self.max_batch_size:
+        while self._waiting and not self._paused and self.num_running + len(admitted) < self.max_batch_size:
             request = self._waiting.popleft()
             request.version = self._version
             params = request.params
             stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self.eos_token_ids
             generator = self._random if params.seed is None else random.Random(params.seed)
-            admitted.append(_Row(request, stop_ids, generator, 0, request.prompt_ids[-1]))
+            admitted.append(Row(request, stop_ids, generator, 0, request.prompt_ids[-1]))
         return admitted
-
-    def _prefill(self, admitted: list[_Row]) -> None:
-        """Compute the cache of new rows; rows with the same prompt (a group) compute it once."""
-        self._sampler = None
-        groups: dict[Hashable, list[_Row]] = {}
-        for row in sorted(admitted, key=lambda r: len(r.request.prompt_ids)):
-            groups.setdefault(_prompt_key(row.request), []).append(row)
-        begin = len(self._rows)
-        self._rows += [group[0] for group in groups.values()]
-        end = twin = len(self._rows)
-        self._rows += [row for group in groups.values() for row in group[1:]]
-        first = begin
-        while begin < end:
-            begin = self._prefill_some(begin, end)
-        for source, group in enumerate(groups.values(), start=first):
-            length, twins = group[0].length, len(group) - 1
-            self._cache.copy_row(source, twin, twin + twins, length)
-            for row in group[1:]:
-                row.length = length
-            twin += twins
-
-    def _prefill_some(self, first: int, end: int) -> int:
-        """Prefill rows from ``first`` on, as many as fit in one model call; returns the first one left.
-
-        A row with images has a call of its own.
-        """
-        if (image_prompt := self._rows[first].request.image_prompt) is not None:
-            self._prefill_images(first, image_prompt)
-            return first + 1
-        last = first
-        while last < end and self._rows[last].request.image_prompt is None:
-            longest = len(self._rows[last].request.prompt_ids) - 1
-            if last > first and longest * (last + 1 - first) > _PREFILL_TOKENS:
-                break
-            last += 1
-        prompts = [row.request.prompt_ids[:-1] for row in self._rows[first:last]]
-        longest = len(prompts[-1])
-        if longest:
-            ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
-            # Padding is on the right, so causal attention alone keeps it away from every real token.
-            mask = torch.full((longest, longest), -torch.inf, dtype=self._model.dtype).triu_(1)[None, None]
-            self._cache.begin_prefill(first, last)
-            self._forward(ids, torch.arange(longest)[None].expand(len(prompts), -1), mask)
-        for row, prompt in zip(self._rows[first:last], prompts, strict=True):
-            row.length = len(prompt)
-        return last
-
-    def _prefill_images(self, index: int, prompt: ImagePrompt) -> None:
-        row = self._rows[index]
-        ids = row.request.prompt_ids[:-1]
-        mask = torch.full((len(ids), len(ids)), -torch.inf, dtype=self._model.dtype).triu_(1)[None, None]
-        self._cache.begin_prefill(index, index + 1)
-        self._forward(torch.tensor([ids]), prompt.positions[:, None, :-1], mask, **prompt.pixels)
-        row.length = len(ids)
-
-    def _decode(self) -> None:
-        rows = self._rows
-        lengths = [row.length for row in rows]
-        longest = max(lengths)
-        positions = torch.tensor(lengths)
-        ids = torch.tensor([row.next_input for row in rows])
-        mask = torch.zeros(len(rows), longest + 1, dtype=self._model.dtype)
-        mask.masked_fill_(torch.arange(longest + 1)[None] > positions[:, None], -torch.inf)
-        self._cache.begin_decode(positions, longest)
-        if any(row.request.image_prompt is not None for row in rows):  # behind an image places are not positions
-            shifts = [row.request.image_prompt.shift if row.request.image_prompt else 0 for row in rows]
-            positions = positions + torch.tensor(shifts)
-        logits = self._forward(ids[:, None], positions[:, None], mask[:, None, None])[:, -1]
-        if self._sampler is None:
-            self._sampler = BatchSampler([r.request.params for r in rows], [r.generator for r in rows])
-        matchers = [row.request.matcher for row in rows]
-        if any(matcher is not None for matcher in matchers):
-            logits = mask_logits(logits, matchers)
-        tokens, log_probs = self._sampler(logits)
-        finished = []
-        for index in range(len(rows) - 1, -1, -1):  # backwards: a removal moves only rows already seen
-            row, token, log_prob = rows[index], tokens[index], log_probs[index]
-            request = row.request
-            row.length += 1
-            row.next_input = token
-            if log_prob != log_prob:
-                request.error = "the model's logits are not finite"
-                request.finish_reason = {"type": "abort", "message": request.error}
-                finished.append(self._remove(index))
-                continue
-            request.output_ids.append(token)
-            request.log_probs.append(log_prob)
-            if request.matcher is not None:
-                request.matcher.consume_token(token)
-            if token in row.stop_ids:
-                request.finish_reason = {"type": "stop", "matched": token}
-            elif len(request.output_ids) >= request.params.max_new_tokens:
-                request.finish_reason = {"type": "length", "length": len(request.output_ids)}
-            if request.finish_reason is not None:
-                finished.append(self._remove(index))
-            elif request.on_token is not None:
-                request.on_token(request)
-        self._finish(finished)
-
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, **pixels: Any) -> torch.Tensor:
-        return self._model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **pixels,
-        ).logits
-
-    def _remove(self, index: int) -> GenerationRequest:
-        """Take a row out; the last row moves into its place."""
-        request = self._rows[index].request
-        moved = self._rows.pop()
-        if index < len(self._rows):
-            self._cache.copy_row(len(self._rows), index, index + 1, moved.length)
-            self._rows[index] = moved
-        self._sampler = None
-        return request
 
     def _finish(self, requests: list[GenerationRequest]) -> None:
         if not requests:
@@ -455,7 +310,3 @@ class HFEngine:
                 for request in requests:
                     del self._live[request.rid]
                 self._changed.notify_all()
-
-
-def _prompt_key(request: GenerationRequest) -> Hashable:
-    return tuple(request.prompt_ids), request.image_prompt and request.image_prompt.images

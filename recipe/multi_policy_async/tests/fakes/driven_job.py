@@ -20,7 +20,6 @@ from typing import Any
 
 import httpx
 
-from recipe.multi_policy_async.simulator import virtual_time
 from recipe.multi_policy_async.tests.fakes.gateway_control import FakeGatewayControl, connection_error
 from recipe.multi_policy_async.tests.fakes.workflow_records import (
     PLANNER,
@@ -191,8 +190,8 @@ async def eventually(condition: Any) -> None:
         await asyncio.sleep(0.002)
 
 
-def play(job: Job, scenario: Any = None, run: Callable[..., Any] = virtual_time.run) -> Any:
-    """The driver's run, or a scenario. ``run``: ``asyncio.run`` for workflows in threads, which take real time."""
+def play(job: Job, scenario: Any = None, run: Callable[..., Any] = asyncio.run) -> Any:
+    """The driver's run, or a scenario. ``run``: ``virtual_time.run`` where nothing runs in threads."""
 
     async def main() -> Any:
         await job.open()
