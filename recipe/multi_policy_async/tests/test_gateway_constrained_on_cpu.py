@@ -83,9 +83,9 @@ def test_a_json_format_of_anthropics_is_honoured_or_refused(folder, texts, older
     more = {"extra_body": {"output_format": form}} if older else {"output_config": {"format": form}}
 
     async def scenario(world, client, endpoint):
-        import anthropic  # slow to import
+        import anthropic
 
-        async with anthropic.AsyncAnthropic(base_url=endpoint.anthropic_base_url, api_key="x", max_retries=0) as sdk:
+        async with anthropic_client(endpoint.anthropic_base_url) as sdk:
             try:
                 answer = await sdk.messages.create(model="m", messages=ASK, max_tokens=64, **more)
             except anthropic.BadRequestError as error:

@@ -15,6 +15,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from ..agent_model_route_table import AgentModelRouteTable, UnknownAgent
 from ..gateway_binding_registry import GatewayBindingRegistry, ModelBinding, ModelState, ModelStatus
 from ..rewards import mean_reward, mix_team_score, resolve_rewards
 from ..trajectory import Trajectory, Version
+from .fakes.gateway_world import binding
 
 AGENTS = ("planner", "solver", "checker")
 
@@ -175,16 +177,7 @@ def test_all_faults_of_a_mapping_are_listed_at_once():
 
 
 def bound(model_id: str = "a", incarnation: int = 0) -> ModelBinding:
-    return ModelBinding(
-        model_id=model_id,
-        model_path="/nowhere",
-        trained=True,
-        incarnation=incarnation,
-        sampling={},
-        max_prompt_length=1,
-        max_response_length=1,
-        max_model_len=2,
-    )
+    return binding(model_id, Path("/nowhere"), "", incarnation=incarnation)
 
 
 def test_a_models_status_and_binding_leave_the_other_models_alone():  # invariant 7

@@ -25,7 +25,7 @@ import pytest
 
 from ...gateway.router_process import RouterDied, RouterProcess
 from ..fakes.fake_engine import FakeEngine
-from ..fakes.gateway_world import Texts, binding, gateway_world, until
+from ..fakes.gateway_world import Texts, binding, one_model, until
 from ..fakes.router_programs import PROGRAMS
 from ..fakes.tiny_model_folder import make_model_folder
 
@@ -39,7 +39,7 @@ ASK = [{"role": "user", "content": "hello"}]
 async def behind_router(folder, engines, program, log_path):
     """A gateway whose one model is reached through a real router over several replicas."""
     first, *others = engines
-    async with gateway_world(folder, {"planner_model": first}, mapping={"planner": "planner_model"}) as world:
+    async with one_model(folder, first) as world:
         urls = [first.url, *[await engine.start() for engine in others]]
         router = RouterProcess("planner_model", urls, program, log_path, policy="round_robin")
         router.start()

@@ -14,13 +14,14 @@
 """A dead policy starts again at its newest checkpoint while restarts are left, and nobody else is touched."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
 from ...checkpoint_coordinator import SavedCheckpoint  # noqa: E402
-from ...gateway_binding_registry import ModelBinding, ModelState, ModelStatus  # noqa: E402
+from ...gateway_binding_registry import ModelState, ModelStatus  # noqa: E402
 from ...gateway_group import GatewayGroup  # noqa: E402
 from ...leftovers import belongs_to  # noqa: E402
 from ...model_async_runtime import TrainingOutcome  # noqa: E402
@@ -28,6 +29,7 @@ from ...multi_model_metrics import PhaseReport  # noqa: E402
 from ...policy_life import PolicyLife  # noqa: E402
 from ...supervision import JobFailedError  # noqa: E402
 from ...trajectory import Version  # noqa: E402
+from ..fakes.gateway_world import binding  # noqa: E402
 
 pytestmark = pytest.mark.slow  # imports Ray
 
@@ -122,16 +124,7 @@ class FakeRuntime:
 
     async def _launch(self, incarnation, restored):
         self._world.did.append(("launch", incarnation, restored))
-        return ModelBinding(
-            model_id=MODEL,
-            model_path="",
-            trained=True,
-            incarnation=incarnation,
-            sampling={},
-            max_prompt_length=1,
-            max_response_length=1,
-            max_model_len=2,
-        )
+        return binding(MODEL, Path("/nowhere"), "", incarnation=incarnation)
 
     async def _fit(self):
         if self._death is not None:

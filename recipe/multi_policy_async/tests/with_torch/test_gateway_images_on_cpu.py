@@ -21,12 +21,11 @@ from types import SimpleNamespace
 
 import openai
 import pytest
-from anthropic import AsyncAnthropic
 
 from recipe.multi_policy_async.gateway.image_parts import ImageContent
 from recipe.multi_policy_async.gateway.spec import GatewaySpec
 from recipe.multi_policy_async.tests.fakes.fake_engine import FakeEngine
-from recipe.multi_policy_async.tests.fakes.gateway_world import DEFAULTS, Texts, gateway_world
+from recipe.multi_policy_async.tests.fakes.gateway_world import DEFAULTS, Texts, anthropic_client, gateway_world
 from recipe.multi_policy_async.tests.fakes.tiny_vl_folder import END, PAD, START, data_url, make_vl_folder, png, shows
 from recipe.multi_policy_async.vision import collapse
 
@@ -111,7 +110,7 @@ def test_all_protocols_give_the_same_prompt(folder, texts):
         url = str(client.base_url).removesuffix("/v1/").removesuffix("/v1")
         source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(CAT).decode()}
         content = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
-        async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic:
+        async with anthropic_client(url) as anthropic:
             await anthropic.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": content}])
 
     _, rows = run(folder, engine, act)
@@ -256,7 +255,7 @@ def test_a_call_that_starts_again_forgets_the_stop_sequence_that_its_first_attem
     async def act(client, world):
         url = str(client.base_url).removesuffix("/v1/")
         messages = [{"role": "user", "content": "what?"}]
-        async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic:
+        async with anthropic_client(url) as anthropic:
             return await anthropic.messages.create(model="m", max_tokens=20, messages=messages, stop_sequences=["END"])
 
     message, _ = run(folder, engine, act)
@@ -402,7 +401,7 @@ def test_tokens_of_images_are_counted(folder, texts):
     async def act(client, world):
         url = str(client.base_url).removesuffix("/v1/").removesuffix("/v1")
         source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(CAT).decode()}
-        async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic:
+        async with anthropic_client(url) as anthropic:
             messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
             return (await anthropic.messages.count_tokens(model="m", messages=messages)).input_tokens
 

@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from ..fakes.fake_engine import FakeEngine
-from ..fakes.gateway_world import Texts, gateway_world
+from ..fakes.gateway_world import Texts, one_model
 from ..fakes.tiny_model_folder import make_model_folder
 
 pytestmark = pytest.mark.slow
@@ -119,9 +119,7 @@ def test_the_tool_call_of_a_family_is_read_streamed_and_extended_token_exactly(t
         engine = FakeEngine(answer)
         room = {"max_prompt_length": 2000, "max_response_length": 1000, "max_model_len": 3000}
         changes = {"planner_model": {"tool_parser": family, **room}}
-        async with gateway_world(
-            folder, {"planner_model": engine}, mapping={"planner": "planner_model"}, bindings=changes, rows="merged"
-        ) as world:
+        async with one_model(folder, engine, bindings=changes, rows="merged") as world:
             client = world.client((await world.open(W))["planner"])
             first = (await client.chat.completions.create(messages=ASK, **goes_on)).choices[0]
             stream = await client.chat.completions.create(messages=ASK, stream=True, **goes_on)
@@ -152,9 +150,9 @@ def test_a_parser_that_cannot_be_had_refuses_tools_and_nothing_else(tmp_path, fa
     texts = Texts(folder)
 
     async def run():
-        engines = {"planner_model": FakeEngine(texts.says("hello"))}
+        engine = FakeEngine(texts.says("hello"))
         changes = {"planner_model": {"tool_parser": family}}
-        async with gateway_world(folder, engines, mapping={"planner": "planner_model"}, bindings=changes) as world:
+        async with one_model(folder, engine, bindings=changes) as world:
             client = world.client((await world.open(W))["planner"])
             with pytest.raises(openai.BadRequestError, match=why):
                 await client.chat.completions.create(model="m", messages=ASK, tools=[TOOL])
@@ -170,9 +168,9 @@ def test_reasoning_is_split_off_whether_its_markers_are_special_tokens_or_text(t
     texts = Texts(folder)
 
     async def run():
-        engines = {"planner_model": FakeEngine(texts.says("<think>\nhm</think>\n\nyes"))}
+        engine = FakeEngine(texts.says("<think>\nhm</think>\n\nyes"))
         changes = {"planner_model": {"split_reasoning": True}}
-        async with gateway_world(folder, engines, mapping={"planner": "planner_model"}, bindings=changes) as world:
+        async with one_model(folder, engine, bindings=changes) as world:
             client = world.client((await world.open(W))["planner"])
             return (await client.chat.completions.create(model="m", messages=ASK)).choices[0].message
 
