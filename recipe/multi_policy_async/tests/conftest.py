@@ -19,6 +19,15 @@ from pathlib import Path
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What the fast stage does not collect is slow where nothing says so, or no stage would run it."""
+    for item in items:
+        elsewhere = item.path.parent.name in ("slow", "with_ray", "with_torch")
+        if elsewhere and not any(item.get_closest_marker(name) for name in ("slow", "ray")):
+            item.add_marker("slow")
+
+
 class _ShortSleeps:
     """``asyncio`` with twenty times shorter sleeps."""
 

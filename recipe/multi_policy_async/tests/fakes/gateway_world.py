@@ -37,6 +37,7 @@ from .fake_engine import FakeEngine, Script
 
 DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "config/gateway/default.yaml").read_text())
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+ASK = [{"role": "user", "content": "hello"}]
 MAPPING = {"planner": "planner_model", "solver": "solver_model", "checker": "solver_model"}
 
 
@@ -170,6 +171,14 @@ async def gateway_world(
 def one_model(folder: Path, engine: FakeEngine, **kwargs: Any) -> AbstractAsyncContextManager[World]:
     """A world of one agent and one model."""
     return gateway_world(folder, {"planner_model": engine}, mapping={"planner": "planner_model"}, **kwargs)
+
+
+async def ask(client: AsyncOpenAI, *, stream: bool = False, **kwargs: Any) -> str:
+    """What the model answers to ``ASK``."""
+    answer = await client.chat.completions.create(model="any", messages=ASK, stream=stream, **kwargs)
+    if not stream:
+        return answer.choices[0].message.content
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
