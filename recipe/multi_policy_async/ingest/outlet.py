@@ -196,7 +196,8 @@ class Outlet:
                 queue.apply_take(TakePlan(), groups, version)
                 state.changes.notify()
             return "", None
-        plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
+        ended, on_policy = isinstance(state.end, End), state.schedule.on_policy
+        plan = queue.plan_take(groups, version, state.clock(), ended=ended, on_policy=on_policy)
         if plan.drops:
             await self._settle(queue.model_id, plan.drops)
         if queue.moves(version):

@@ -159,23 +159,80 @@ def test_a_turn_passes_on_while_its_holder_is_down(tmp_path):
     assert with_ingestor(tmp_path, scenario, schedule="alternate", admission="all") == ([False, True], None)
 
 
-def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
-    policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
-    game = play(tmp_path, policies, schedule="sync")
+def _nothing_overlaps(game: Play) -> None:
     playing = training = 0
     for what, _ in game.log:
         playing += {"play": 1, "played": -1}.get(what, 0)
         training += {"train": 1, "version": -1}.get(what, 0)
         assert not (playing and training)
+
+
+def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
+    policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
+    game = play(tmp_path, policies, schedule="sync")
+    _nothing_overlaps(game)
     assert set(game.staleness) == {0}
 
 
-@pytest.mark.parametrize(("smallest", "surplus"), [(1, False), (None, True)])
-def test_in_rounds_a_rare_policy_with_small_batches_makes_nobody_play_more_than_fits(tmp_path, smallest, surplus):
-    """Without small batches nobody can help it: the rare policy needs the tasks."""
+def _rounds(game: Play) -> list[tuple[int, list[str]]]:
+    """Per round, the tasks that were played and who trained after them, by name."""
+    rounds: list[tuple[int, list[str]]] = []
+    for what, who in game.log:
+        if what == "play":
+            if not rounds or rounds[-1][1]:
+                rounds.append((0, []))
+            rounds[-1] = rounds[-1][0] + 1, []
+        elif what == "train":
+            rounds[-1][1].append(who)
+    return [(tasks, sorted(trained)) for tasks, trained in rounds]
+
+
+def test_a_round_is_played_until_everybody_has_a_batch_and_not_a_task_longer(tmp_path):
+    """Two of three tasks bring "flaky" a group. What a first guess of one per task leaves missing is played at once."""
+    policies = {"steady": Policy(groups=6), "flaky": Policy(groups=6, calls=(1, 1, 0))}
+    game = play(tmp_path, policies, schedule="sync", concurrent=1)
+    assert _rounds(game)[:4] == [(8, ["flaky", "steady"]), *[(9, ["flaky", "steady"])] * 3]
+    assert "surplus" not in game.stats["steady"]["dropped"]
+    assert not game.stats["flaky"]["dropped"].keys() - {"retired"}
+
+
+@pytest.mark.parametrize(("largest", "lost"), [(None, {"round_over"}), (9, set())])
+def test_what_is_left_over_from_a_round_is_counted_and_never_trained_by_newer_weights(tmp_path, largest, lost):
+    """Whatever age would be allowed. A policy that takes larger batches has nothing left over."""
+    queue = {"max_staleness": 5, "max_batch_groups": largest}
+    policies = {"steady": Policy(groups=6, queue=queue), "flaky": Policy(groups=6, calls=(1, 1, 0))}
+    game = play(tmp_path, policies, schedule="sync", concurrent=1)
+    assert game.stats["steady"]["dropped"].keys() - {"retired"} == lost
+    assert set(game.staleness) == {0}
+
+
+@pytest.mark.parametrize("smallest", [1, None])
+def test_a_rare_policy_makes_nobody_play_more_than_fits_and_keeps_what_it_has_for_the_next_round(tmp_path, smallest):
     rare = Policy(calls=(1, 0, 0, 0, 0), groups=8, target=3, queue={"min_batch_groups": smallest, "coalesce_s": 0.0})
-    game = play(tmp_path, {"often": Policy(groups=8, target=4), "rare": rare}, schedule="sync")
-    assert bool(game.stats["often"]["dropped"].get("surplus")) == surplus
+    game = play(tmp_path, {"often": Policy(groups=8, target=12), "rare": rare}, schedule="sync")
+    assert not game.stats["often"]["dropped"].keys() - {"retired", "round_over"}
+    assert not game.stats["rare"]["dropped"].keys() - {"retired"} and set(game.staleness) == {0}
+    assert max(tasks for tasks, _ in _rounds(game) if tasks) <= 16 + 2, "the queue of the frequent one; two at a time"
+
+
+def test_a_policy_that_nobody_calls_ends_no_round_and_stops_none(tmp_path):
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(max_lead_groups=4), True)
+        task, batches = 0, 0
+        while batches < 3 and task < 100:
+            version = Version(0, batches)
+            batch = await ingestor.take(PLANNER, 2, version, 0)
+            assert await ingestor.take(SOLVER, 2, Version(0, 0), 0) is None
+            if batch is not None:
+                batches += 1
+                await ingestor.mark_consumed(PLANNER, batch.batch_id, batches, 0)
+            while await ingestor.admit(0, task, MEMBERS, 0):
+                await finish_task(ingestor, task, version=batches)
+                task += 1
+        return batches, task
+
+    assert with_ingestor(tmp_path, scenario, schedule="sync") == (3, 6)
 
 
 def test_at_their_own_pace_policies_do_overlap(tmp_path):
@@ -235,7 +292,7 @@ def test_no_schedule_blocks_for_ever(
         )
         for i, each in enumerate(calls)
     }
-    play(
+    game = play(
         tmp_path_factory.mktemp("play"),
         policies,
         schedule=schedule,
@@ -243,3 +300,6 @@ def test_no_schedule_blocks_for_ever(
         alternate_versions=2,
         concurrent=concurrent,
     )
+    if schedule == "sync":
+        _nothing_overlaps(game)
+        assert set(game.staleness) == {0}, "on policy"
