@@ -24,6 +24,7 @@ block the others.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from ..trajectory import Version
 from .group_queue import GroupQueue
@@ -126,57 +127,66 @@ class Rounds(TrainAll):
 
     A round begins when every policy that can train has asked for a batch that it cannot get, so it has trained, and
     published, all it could. Tasks are started while no policy has its whole batch, and after that for policies that
-    lack their smallest one, if what the others get on the way fits their queues. What a task brings is a running mean:
+    lack their smallest one, if what the others get on the way fits their largest. What a task brings is a running mean:
     so what open tasks will bring is counted in advance, and what is missing when they are over is played before
     anybody trains. A policy that is short all the same keeps what it has for the next round, for its weights stay as
-    they are; what one that trained has left over is ``round_over``.
+    they are; what one that trained has left over, since tasks brought more than their mean, is ``round_over``.
     """
 
     on_policy = True
 
     def __init__(self, rule: str):
         super().__init__(rule)
-        self._batches: dict[str, tuple[int, int]] = {}  # groups of the smallest and the whole one, of who plays a round
+        self._wanted: dict[str, _Wanted] = {}  # by the policies that a round is played for; empty: none is
 
     def may_take(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
-        if open_tasks == 0 and self._batches and not self._goes_on(self._deciding(queues, closed_tasks), 0):
-            self._batches = {}
-        return open_tasks == 0 and not self._batches
+        if open_tasks == 0 and self._wanted and not self._goes_on(self._deciding(queues, closed_tasks), 0):
+            self._wanted = {}
+        return open_tasks == 0 and not self._wanted
 
     def has_room(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
         deciding = self._deciding(queues, closed_tasks)
         if not deciding:
             return super().has_room(queues, open_tasks, closed_tasks)
-        if not self._batches and open_tasks == 0 and all(queue.missing is not None for queue in deciding):
-            self._batches = {queue.model_id: _batches(queue) for queue in deciding}
+        if not self._wanted and open_tasks == 0 and all(queue.missing is not None for queue in deciding):
+            self._wanted = {queue.model_id: _Wanted.by(queue) for queue in deciding}
             for queue in queues.values():
                 queue.missing = None
         return self._goes_on(deciding, open_tasks)
 
     def _goes_on(self, deciding: Collection[GroupQueue], open_tasks: int) -> bool:
         """Whether the round needs more tasks than are open."""
-        players = [queue for queue in deciding if queue.model_id in self._batches]
+        players = [queue for queue in deciding if queue.model_id in self._wanted]
         if not players:
             return False
         soon = {queue.model_id: len(queue) + queue.groups_per_task * open_tasks for queue in players}
-        short = [queue for queue in players if soon[queue.model_id] < self._batches[queue.model_id][1] - _ROUNDING]
+        short = [queue for queue in players if soon[queue.model_id] < self._wanted[queue.model_id].whole - _ROUNDING]
         return len(short) == len(players) or any(self._is_affordable(queue, players, soon) for queue in short)
 
     def _is_affordable(self, short: GroupQueue, players: Collection[GroupQueue], soon: Mapping[str, float]) -> bool:
-        """Whether ``short`` lacks its smallest batch, and the tasks for it bring nobody more than can be queued."""
-        lacking = self._batches[short.model_id][0] - soon[short.model_id]
+        """Whether ``short`` lacks its smallest batch, and the tasks for it bring nobody more than a batch can take."""
+        lacking = self._wanted[short.model_id].smallest - soon[short.model_id]
         tasks = lacking / max(short.groups_per_task, _ROUNDING)
         return lacking > _ROUNDING and all(
-            soon[queue.model_id] + queue.groups_per_task * tasks - _ROUNDING <= (queue.capacity or 0)
+            soon[queue.model_id] + queue.groups_per_task * tasks <= self._wanted[queue.model_id].largest + _ROUNDING
             for queue in players
         )
 
 
-def _batches(queue: GroupQueue) -> tuple[int, int]:
-    """Groups of the smallest and the whole batch that a policy waits for, of which its queue may hold fewer."""
-    assert queue.missing is not None and queue.capacity is not None, "it trains, and has asked"
-    waiting = len(queue)
-    return min(waiting + queue.needed, queue.capacity), min(waiting + queue.missing, queue.capacity)
+@dataclass(frozen=True)
+class _Wanted:
+    """Groups of the batches that a policy waits for; no more than its queue holds."""
+
+    smallest: int
+    whole: int
+    largest: int
+
+    @classmethod
+    def by(cls, queue: GroupQueue) -> "_Wanted":
+        assert queue.missing is not None and queue.capacity is not None, "it trains, and has asked"
+        waiting = len(queue)
+        whole = waiting + queue.missing
+        return cls(*(min(n, queue.capacity) for n in (waiting + queue.needed, whole, queue.largest_batch(whole))))
 
 
 def make_schedule(spec: IngestSpec) -> TrainAll:

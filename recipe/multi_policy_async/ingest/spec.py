@@ -73,8 +73,8 @@ class QueueSpec(_Spec):
     max_queue_groups: int | None = Field(ge=1)
     """Closed groups kept; the oldest ones above it are dropped as ``surplus``. ``None``: ``max_lead_groups``."""
     max_staleness: int | None = Field(ge=0)
-    """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded. In rounds
-    (``schedule: sync``) it is 0."""
+    """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded. Rounds
+    (``schedule: sync``) are on policy all the same."""
     on_stale: Literal["drop", "hold"]
     """``drop`` stale groups; ``hold``: also wait with a batch for groups in play that would be stale (holding.py)."""
     start_after_tasks: int = Field(ge=0)
