@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ..trajectory import Version
 from .groups import QueuedGroup
-from .reasons import FILTERED, GROUP_TOO_SMALL, ROLLED_BACK, STALE
+from .reasons import FILTERED, GROUP_TOO_SMALL, ROLLED_BACK, ROUND_OVER, STALE
 from .replay import ReplayPool
 from .spec import QueueSpec
 from .stale_watch import StaleWatch
@@ -192,19 +192,27 @@ class GroupQueue:
         """Groups that a batch of ``target`` groups may have if more wait."""
         return max(target, self.spec.max_batch_groups or target)
 
-    def plan_take(self, target: int, version: Version, now: float, *, ended: bool) -> TakePlan:
-        """Choose the groups with the oldest tokens that may be trained at ``version``; ``ended``: no more will come.
+    def plan_take(self, target: int, version: Version, now: float, *, ended: bool, on_policy: bool = False) -> TakePlan:
+        """Choose the groups with the oldest tokens that may be trained at ``version``.
 
         Groups of long workflows close late: in closing order they would pass ``max_staleness`` behind younger ones.
+
+        Args:
+            target: groups of a batch.
+            version: before the step.
+            now: monotonic seconds.
+            ended: no more groups will come.
+            on_policy: nothing that older weights sampled is trained, whatever ``max_staleness`` says.
         """
         plan = TakePlan()
+        bound, too_old = (0, ROUND_OVER) if on_policy else (self.spec.max_staleness, STALE)
         most = self.largest_batch(target)
         ready: list[QueuedGroup] = []
         for group in sorted(self._waiting, key=lambda group: group.oldest):
             if not group.survives(version, self.lineage):
                 plan.drops.setdefault(ROLLED_BACK, []).append(group)
-            elif self.spec.max_staleness is not None and group.staleness(version) > self.spec.max_staleness:
-                plan.drops.setdefault(STALE, []).append(group)
+            elif bound is not None and group.staleness(version) > bound:
+                plan.drops.setdefault(too_old, []).append(group)
             elif fate := self.fate_of(group):  # it was queued by the rules of a job that has ended
                 plan.drops.setdefault(fate, []).append(group)
             elif len(ready) < most:

@@ -52,19 +52,22 @@ class Intake:
     async def admit(self, epoch: int, task: int, members: int, timeout_s: float) -> bool:
         state = self._state
         deadline = state.clock() + timeout_s
-        while not state.has_room():
+
+        async def write() -> bool:
+            if not state.has_room():
+                return False  # it went while this waited for the lock
+            await state.serial.on_disk(state.ledger.open_task, epoch, task, members)
+            state.open.setdefault(WorkflowId(epoch, task, 0).task_key, OpenTask(members))
+            return True
+
+        while True:
+            changed = state.changes.now()
+            if state.has_room() and await state.serial.exclusively(write()):
+                return True
             left = deadline - state.clock()
             if left <= 0:
                 return False
-            await state.changes.wait(state.changes.now(), left)
-
-        async def write() -> None:
-            await state.serial.on_disk(state.ledger.open_task, epoch, task, members)
-            state.open.setdefault(WorkflowId(epoch, task, 0).task_key, OpenTask(members))
-            state.schedule.admitted()
-
-        await state.serial.exclusively(write())
-        return True
+            await state.changes.wait(changed, left)
 
     async def issue(self, workflow_id: WorkflowId, members: int, deadline_s: float | None) -> str:
         state = self._state

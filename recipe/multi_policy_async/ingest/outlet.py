@@ -196,7 +196,8 @@ class Outlet:
             state.changes.notify()
         if not state.may_take(queue):
             return "", None
-        plan = queue.plan_take(groups, version, state.clock(), ended=isinstance(state.end, End))
+        ended, on_policy = isinstance(state.end, End), state.schedule.on_policy
+        plan = queue.plan_take(groups, version, state.clock(), ended=ended, on_policy=on_policy)
         if not plan.ready:
             queue.holding_since = None
         elif self._still_holds(queue, groups, version):

@@ -21,6 +21,7 @@ RECORDED = "recorded"  # rows of frozen policies
 
 STALE = "stale"
 SURPLUS = "surplus"
+ROUND_OVER = "round_over"  # more than its policy's batches took (schedule: sync)
 FILTERED = "filtered"
 FAILED_WORKFLOW = "failed_workflow"
 GROUP_TOO_SMALL = "group_too_small"
@@ -36,6 +37,7 @@ SHUTDOWN = "shutdown"
 DROP_REASONS = (
     STALE,
     SURPLUS,
+    ROUND_OVER,
     FILTERED,
     FAILED_WORKFLOW,
     GROUP_TOO_SMALL,

@@ -23,14 +23,16 @@ Policies that cannot train now (frozen, retired, paused, warming up, out of thei
 block the others.
 """
 
-import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from ..trajectory import Version
 from .group_queue import GroupQueue
 from .spec import IngestSpec
 
 Queues = Mapping[str, GroupQueue]
+
+_ROUNDING = 1e-9  # of sums of means
 
 
 class TrainAll:
@@ -40,6 +42,9 @@ class TrainAll:
         rule: admit a task while ``any`` or only while ``all`` of the deciding policies are below their lead.
     """
 
+    on_policy = False
+    """Whether a policy trains on nothing that older weights sampled."""
+
     def __init__(self, rule: str):
         self._decide = any if rule == "any" else all
 
@@ -47,7 +52,7 @@ class TrainAll:
         """Whether the policy may train now."""
         return True
 
-    def may_take(self, open_tasks: int) -> bool:
+    def may_take(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
         """Whether batches are given out now."""
         return True
 
@@ -62,9 +67,6 @@ class TrainAll:
             waiting = any(queue.can_train and queue.warms_up(closed_tasks) for queue in queues.values())
             return waiting or not any(queue.trained for queue in queues.values())
         return self._decide(queue.has_room(open_tasks) for queue in deciding)
-
-    def admitted(self) -> None:
-        """A task was started."""
 
     def trains_at(self, model_id: str, version: Version, queues: Queues, closed_tasks: int) -> bool:
         """A trainer asks for a batch with weights at ``version``; whether another policy has its turn now."""
@@ -126,35 +128,67 @@ class Rounds(TrainAll):
     """Play tasks with everybody's newest weights, train everybody, sync, repeat: nothing overlaps.
 
     A round begins when every policy that can train has asked for a batch that it cannot get, so it has trained, and
-    published, all it could. It has tasks enough for every policy's smallest batch, and for the whole batch of one: a
-    rare policy with ``min_batch_groups`` makes nobody play more than can be queued.
+    published, all it could. Tasks are started while no policy has its whole batch, and after that for policies that
+    lack their smallest one, if what the others get on the way fits their largest. What a task brings is a running mean:
+    so what open tasks will bring is counted in advance, and what is missing when they are over is played before
+    anybody trains. A policy that is short all the same keeps what it has for the next round, for its weights stay as
+    they are; what one that trained has left over, since tasks brought more than their mean, is ``round_over``.
     """
+
+    on_policy = True
 
     def __init__(self, rule: str):
         super().__init__(rule)
-        self._left = 0
+        self._wanted: dict[str, _Wanted] = {}  # by the policies that a round is played for; empty: none is
 
-    def may_take(self, open_tasks: int) -> bool:
-        return self._left == 0 and open_tasks == 0
+    def may_take(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
+        if open_tasks == 0 and self._wanted and not self._goes_on(self._deciding(queues, closed_tasks), 0):
+            self._wanted = {}
+        return open_tasks == 0 and not self._wanted
 
     def has_room(self, queues: Queues, open_tasks: int, closed_tasks: int) -> bool:
         deciding = self._deciding(queues, closed_tasks)
         if not deciding:
             return super().has_room(queues, open_tasks, closed_tasks)
-        if self._left == 0 and open_tasks == 0 and all(queue.missing is not None for queue in deciding):
-            enough = max(_tasks(queue, queue.needed) for queue in deciding)
-            self._left = max(enough, min(_tasks(queue, queue.missing) for queue in deciding))
+        if not self._wanted and open_tasks == 0 and all(queue.missing is not None for queue in deciding):
+            self._wanted = {queue.model_id: _Wanted.by(queue) for queue in deciding}
             for queue in queues.values():
                 queue.missing = None
-        return self._left > 0
+        return self._goes_on(deciding, open_tasks)
 
-    def admitted(self) -> None:
-        self._left = max(0, self._left - 1)
+    def _goes_on(self, deciding: Collection[GroupQueue], open_tasks: int) -> bool:
+        """Whether the round needs more tasks than are open."""
+        players = [queue for queue in deciding if queue.model_id in self._wanted]
+        if not players:
+            return False
+        soon = {queue.model_id: len(queue) + queue.groups_per_task * open_tasks for queue in players}
+        short = [queue for queue in players if soon[queue.model_id] < self._wanted[queue.model_id].whole - _ROUNDING]
+        return len(short) == len(players) or any(self._is_affordable(queue, players, soon) for queue in short)
+
+    def _is_affordable(self, short: GroupQueue, players: Collection[GroupQueue], soon: Mapping[str, float]) -> bool:
+        """Whether ``short`` lacks its smallest batch, and the tasks for it bring nobody more than a batch can take."""
+        lacking = self._wanted[short.model_id].smallest - soon[short.model_id]
+        tasks = lacking / max(short.groups_per_task, _ROUNDING)
+        return lacking > _ROUNDING and all(
+            soon[queue.model_id] + queue.groups_per_task * tasks <= self._wanted[queue.model_id].largest + _ROUNDING
+            for queue in players
+        )
 
 
-def _tasks(queue: GroupQueue, groups: int) -> int:
-    """Tasks that bring so many groups to a policy."""
-    return math.ceil(groups / max(queue.groups_per_task, 0.01))
+@dataclass(frozen=True)
+class _Wanted:
+    """Groups of the batches that a policy waits for; no more than its queue holds."""
+
+    smallest: int
+    whole: int
+    largest: int
+
+    @classmethod
+    def by(cls, queue: GroupQueue) -> "_Wanted":
+        assert queue.missing is not None and queue.capacity is not None, "it trains, and has asked"
+        waiting = len(queue)
+        whole = waiting + queue.missing
+        return cls(*(min(n, queue.capacity) for n in (waiting + queue.needed, whole, queue.largest_batch(whole))))
 
 
 def make_schedule(spec: IngestSpec) -> TrainAll:

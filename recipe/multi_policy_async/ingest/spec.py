@@ -74,7 +74,8 @@ class QueueSpec(_Spec):
     """Closed groups kept; the oldest ones above it are dropped as ``surplus``. ``None``: ``max_lead_groups``, and what
     the task that closes last brings beyond it: it was started below the lead."""
     max_staleness: int | None = Field(ge=0)
-    """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded."""
+    """Version before the step minus oldest version of a token in the group (invariant 6). ``None``: unbounded. Rounds
+    (``schedule: sync``) are on policy all the same."""
     on_stale: Literal["drop", "hold"]
     """``drop`` stale groups; ``hold``: also wait with a batch for groups in play that would be stale (holding.py)."""
     start_after_tasks: int = Field(ge=0)

@@ -89,7 +89,7 @@ class IngestState:
         return (
             not queue.warms_up(self.closed_tasks)
             and self.schedule.in_turn(queue.model_id, self.queues, self.closed_tasks)
-            and self.schedule.may_take(len(self.open))
+            and self.schedule.may_take(self.queues, len(self.open), self.closed_tasks)
         )
 
     def queue(self, model_id: str) -> GroupQueue:

@@ -180,23 +180,89 @@ def test_a_trainer_whose_turn_comes_need_not_wait_for_another_event(tmp_path):
     assert isinstance(with_ingestor(tmp_path, scenario, schedule="alternate"), TakenBatch)
 
 
-def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
-    policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
-    game = play(tmp_path, policies, schedule="sync")
+def _nothing_overlaps(game: Play) -> None:
     playing = training = 0
     for what, _ in game.log:
         playing += {"play": 1, "played": -1}.get(what, 0)
         training += {"train": 1, "version": -1}.get(what, 0)
         assert not (playing and training)
+
+
+def test_in_rounds_nobody_trains_while_anybody_plays_and_every_sample_is_on_policy(tmp_path):
+    policies = {"a": Policy(), "b": Policy(calls=(2,), speed=20)}
+    game = play(tmp_path, policies, schedule="sync")
+    _nothing_overlaps(game)
     assert set(game.staleness) == {0}
 
 
-@pytest.mark.parametrize(("smallest", "surplus"), [(1, False), (None, True)])
-def test_in_rounds_a_rare_policy_with_small_batches_makes_nobody_play_more_than_fits(tmp_path, smallest, surplus):
-    """Without small batches nobody can help it: the rare policy needs the tasks."""
+def _rounds(game: Play) -> list[tuple[int, list[str]]]:
+    """Per round, the tasks that were played and who trained after them, by name."""
+    rounds: list[tuple[int, list[str]]] = []
+    for what, who in game.log:
+        if what == "play":
+            if not rounds or rounds[-1][1]:
+                rounds.append((0, []))
+            rounds[-1] = rounds[-1][0] + 1, []
+        elif what == "train":
+            rounds[-1][1].append(who)
+    return [(tasks, sorted(trained)) for tasks, trained in rounds]
+
+
+FLAKY = (1, 1, 0)
+"""Two of three tasks bring a group."""
+
+
+def test_a_round_is_played_until_everybody_has_a_batch_and_not_a_task_longer(tmp_path):
+    """What a first guess of one group per task leaves missing is played at once. The other takes larger batches."""
+    policies = {"steady": Policy(groups=6, queue={"max_batch_groups": 12}), "flaky": Policy(groups=6, calls=FLAKY)}
+    game = play(tmp_path, policies, schedule="sync", concurrent=1)
+    assert _rounds(game)[:4] == [(8, ["flaky", "steady"]), *[(9, ["flaky", "steady"])] * 3]
+    assert not any(stats["dropped"].keys() - {"retired"} for stats in game.stats.values())
+
+
+def test_nobody_gets_more_than_its_batch_for_the_sake_of_another_one_which_keeps_what_it_has(tmp_path):
+    policies = {"steady": Policy(groups=6, target=8), "flaky": Policy(groups=6, calls=FLAKY)}
+    game = play(tmp_path, policies, schedule="sync", concurrent=1)
+    assert _rounds(game)[:3] == [(6, ["steady"]), (2, ["flaky"]), (4, ["steady"])]
+    assert not any(stats["dropped"].keys() - {"retired"} for stats in game.stats.values())
+    assert set(game.staleness) == {0}
+
+
+@pytest.mark.parametrize("bound", [None, 5])
+def test_what_tasks_bring_beyond_their_mean_is_counted_and_never_trained_by_newer_weights(tmp_path, bound):
+    """Four tasks at once, of which all or none bring a group; whatever age would be allowed."""
+    bursts = Policy(groups=6, calls=(1, 1, 1, 1, 0, 0, 0, 0), target=6, queue={"max_staleness": bound})
+    game = play(tmp_path, {"bursts": bursts}, schedule="sync", concurrent=4)
+    assert game.stats["bursts"]["dropped"].keys() - {"retired"} == {"round_over"} and set(game.staleness) == {0}
+
+
+@pytest.mark.parametrize("smallest", [1, None])
+def test_a_rare_policy_makes_nobody_play_for_nothing(tmp_path, smallest):
     rare = Policy(calls=(1, 0, 0, 0, 0), groups=8, target=3, queue={"min_batch_groups": smallest, "coalesce_s": 0.0})
-    game = play(tmp_path, {"often": Policy(groups=8, target=4), "rare": rare}, schedule="sync")
-    assert bool(game.stats["often"]["dropped"].get("surplus")) == surplus
+    game = play(tmp_path, {"often": Policy(groups=8, target=12), "rare": rare}, schedule="sync")
+    assert not any(stats["dropped"].keys() - {"retired"} for stats in game.stats.values())
+    assert set(game.staleness) == {0}
+    assert max(tasks for tasks, trained in _rounds(game) if "often" in trained) == 8, "the batch of the frequent one"
+
+
+def test_a_policy_that_nobody_calls_ends_no_round_and_stops_none(tmp_path):
+    async def scenario(ingestor):
+        for model_id in (PLANNER, SOLVER):
+            await ingestor.register_policy(model_id, queue_spec(max_lead_groups=4), True)
+        task, batches = 0, 0
+        while batches < 3 and task < 100:
+            version = Version(0, batches)
+            batch = await ingestor.take(PLANNER, 2, version, 0)
+            assert await ingestor.take(SOLVER, 2, Version(0, 0), 0) is None
+            if batch is not None:
+                batches += 1
+                await ingestor.mark_consumed(PLANNER, batch.batch_id, batches, 0)
+            while await ingestor.admit(0, task, MEMBERS, 0):
+                await finish_task(ingestor, task, version=batches)
+                task += 1
+        return batches, task
+
+    assert with_ingestor(tmp_path, scenario, schedule="sync") == (3, 6)
 
 
 def test_at_their_own_pace_policies_do_overlap(tmp_path):
@@ -276,7 +342,7 @@ def test_no_schedule_blocks_for_ever(
         )
         for i, each in enumerate(calls)
     }
-    play(
+    game = play(
         tmp_path_factory.mktemp("play"),
         policies,
         schedule=schedule,
@@ -284,3 +350,6 @@ def test_no_schedule_blocks_for_ever(
         alternate_versions=2,
         concurrent=concurrent,
     )
+    if schedule == "sync":
+        _nothing_overlaps(game)
+        assert set(game.staleness) == {0}, "on policy"
