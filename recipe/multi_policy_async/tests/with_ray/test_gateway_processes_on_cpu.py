@@ -37,7 +37,7 @@ from ..fakes.tiny_model_folder import make_model_folder
 
 pytestmark = pytest.mark.slow
 
-MODULE = f"{__package__}.fakes.gateway_process"
+MODULE = "recipe.multi_policy_async.tests.fakes.gateway_process"
 MODELS = ("planner_model", "solver_model")
 WORKFLOWS = [f"e0-t{task}-s{sample}-a0" for task in range(6) for sample in range(4)]
 
