@@ -99,6 +99,8 @@ class Job:
                 psutil.Process(pid).kill()
         self._process.kill()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _remember(self) -> None:
         for process in self.processes():

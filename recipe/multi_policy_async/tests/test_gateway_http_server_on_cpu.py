@@ -111,6 +111,11 @@ class Connection:
         body = await self._reader.readexactly(int(headers.get("content-length", 0)))
         return int(head.split()[1]), headers, json.loads(body or b"null")
 
+    @property
+    def heard(self):
+        """Whether something came that nobody has read, or the end."""
+        return bool(self._reader._buffer) or self._reader.at_eof()
+
     async def rest(self):
         """What comes until the gateway closes the connection."""
         return await asyncio.wait_for(self._reader.read(), 5)
@@ -130,12 +135,18 @@ async def connections(folder, engine, number=1, **spec):
 
 @contextmanager
 def dribbling(connection, data):
-    """Sends a little again and again, or nothing."""
+    """Sends a little again and again, or nothing, until the gateway says something.
+
+    What is sent to a connection that is closed already resets it, and its last answer may be lost: so whatever the
+    gateway does at the same moment must have come over first.
+    """
 
     async def dribble():
-        while True:
-            await asyncio.sleep(0.02)
+        while not connection.heard:
             connection.send(data)
+            await asyncio.sleep(0.02)
+            for _ in range(20):
+                await asyncio.sleep(0)
 
     task = asyncio.create_task(dribble())
     yield

@@ -191,11 +191,11 @@ SLEEPER = "import signal, sys, time; {setting}; print('ready', flush=True); time
     ids=["ends by itself", "has to be killed"],
 )
 def test_the_job_ends_after_the_processes_it_started(setting, grace_s):
-    process = subprocess.Popen([sys.executable, "-c", SLEEPER.format(setting=setting)], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    process.terminate()
-    ray_cluster.end_processes({psutil.Process(process.pid)}, grace_s)
-    assert process.wait(timeout=SECONDS) == (-signal.SIGTERM if grace_s else -signal.SIGKILL)
+    with subprocess.Popen([sys.executable, "-c", SLEEPER.format(setting=setting)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.terminate()
+        ray_cluster.end_processes({psutil.Process(process.pid)}, grace_s)
+        assert process.wait(timeout=SECONDS) == (-signal.SIGTERM if grace_s else -signal.SIGKILL)
 
 
 def test_a_signal_that_was_swallowed_while_ray_started_still_interrupts():

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,6 +210,7 @@ def test_the_engine_is_found_under_its_name_and_listens_on_its_own_address_only(
     first, second = engine.prepare(), engine.prepare()
     assert first.host == LOOPBACK
     assert first.port != second.port
-    listening = [line.split()[1] for line in open("/proc/net/tcp").readlines()[1:] if line.split()[3] == "0A"]
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [fields[1] for fields in sockets if fields[3] == "0A"]
     assert f"0100007F:{second.port:04X}" in listening
     engine.finalize()
