@@ -37,11 +37,7 @@ from ..fakes.tiny_model_folder import make_model_folder
 
 pytestmark = pytest.mark.slow
 
-<<<<<<< HEAD
 MODULE = read_records.__module__
-=======
-MODULE = "recipe.multi_policy_async.tests.fakes.gateway_process"
->>>>>>> 11062f3692eeecff93a7ab6acbba7edb58d68a51
 MODELS = ("planner_model", "solver_model")
 WORKFLOWS = [f"e0-t{task}-s{sample}-a0" for task in range(6) for sample in range(4)]
 
