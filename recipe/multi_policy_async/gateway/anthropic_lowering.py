@@ -34,6 +34,8 @@ def lower_messages(body: dict[str, Any]) -> AgentRequest:
     Raises:
         BadRequest: naming the field at fault.
     """
+    if body.get("mcp_servers"):
+        raise UnsupportedValue("mcp_servers is not supported: tools run at the client", param="mcp_servers")
     tools, parallel, forced = _tools(body)
     messages = _system(body.get("system"))
     for index, message in enumerate(array(body.get("messages"), "messages")):

@@ -38,7 +38,8 @@ class HttpServer:
     Args:
         port: 0 for any free one.
         max_head_bytes: a request line with headers beyond this ends the connection.
-        request_timeout_s: a request that is not whole so long after it began is given up.
+        request_timeout_s: a request that is not whole so long after it began is given up, and so is an answer that
+            nobody takes.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int, *, max_head_bytes: int, request_timeout_s: float) -> None:
@@ -103,11 +104,12 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, with bounds it has not: on the size of a request's head, and on the time until a request is whole.
+    """uvicorn's, with bounds it has not: on a request's head, and on the time until it is whole or its answer is taken.
 
     A head that is late ends the connection, and so does the rest of a body that was answered unread. Who waits for a
     late body is told, see ``read_body``. Nothing is late while an earlier answer is under way. A request that comes in
-    one piece, as nearly all do, starts no timer.
+    one piece, as nearly all do, starts no timer. Who leaves an answer unread until the buffers are full, and then for
+    that time too, has left.
 
     An offer of another protocol is ignored, as RFC 9110 (7.8) allows: Java's HTTP client offers HTTP/2 with each
     request, and the parser would take the body of such a request for that protocol's.
@@ -121,6 +123,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._whole = False
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(_JoinedWrites(transport))
@@ -131,6 +134,27 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def _watch_unread(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(self._request_timeout_s, self._check_unread, size)
+
+    def _check_unread(self, size: int) -> None:
+        if self.transport.get_write_buffer_size() < size:
+            self._watch_unread()
+        else:
+            self.transport.abort()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head or self._whole:  # a head, or its beginning; no JSON holds this line, if a body is behind

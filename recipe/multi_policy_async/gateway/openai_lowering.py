@@ -70,6 +70,8 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     for name in ("functions", "function_call"):
         if body.get(name) is not None:
             raise UnsupportedValue(f"{name} is not supported; use tools", param=name)
+    if body.get("web_search_options") is not None:
+        raise UnsupportedValue("web search is not supported; use tools", param="web_search_options")
     modalities = body.get("modalities")
     if body.get("audio") is not None or (modalities is not None and modalities != ["text"]):
         raise UnsupportedValue("only text can be generated", param="modalities")

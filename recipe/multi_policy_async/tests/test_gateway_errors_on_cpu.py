@@ -65,6 +65,7 @@ FAULTS = {
     "top_logprobs alone": ({"messages": ASK, "top_logprobs": 3}, "logprobs"),
     "json mode": ({"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
     "the old functions": ({"messages": ASK, "functions": [{"name": "f"}]}, "use tools"),
+    "a web search": ({"messages": ASK, "web_search_options": {}}, "web search is not supported"),
     "a forced tool": (
         {"messages": ASK, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
         "tool_choice",

@@ -14,6 +14,7 @@
 """The gateway's sockets: answers leave at once, and requests that never become whole are given up."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from contextlib import asynccontextmanager, contextmanager
@@ -295,3 +296,38 @@ def test_a_request_in_one_piece_starts_no_timer_and_a_new_connection_counts_as_i
 
     asyncio.run(run())
     assert seen == [True, None]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_takes_nothing_of_an_answer_has_left_and_who_reads_gets_all_of_it(reads):  # invariant 10
+    ended = asyncio.Event()
+    pieces = 30  # of a megabyte: more than fits into the buffers on the way
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        for _ in range(pieces):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+        ended.set()
+
+    server = HttpServer(app, "127.0.0.1", 0, max_head_bytes=65536, request_timeout_s=0.2)
+
+    async def run():
+        url = await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(b"GET / HTTP/1.1\r\nhost: gateway\r\n\r\n")
+        try:
+            if not reads:
+                await asyncio.wait_for(ended.wait(), 20)  # what is sent to a connection that is gone is sent at once
+            size = 0
+            with contextlib.suppress(ConnectionResetError):
+                while piece := await reader.read(2**20):
+                    size += len(piece)
+                    await asyncio.sleep(0 if ended.is_set() else 0.01)  # slower than the time that it has for all
+            return size > pieces * 2**20
+        finally:
+            writer.close()
+            await server.stop()
+
+    assert asyncio.run(run()) == reads
