@@ -39,7 +39,8 @@ def record_digest(record: WorkflowRecord, bodies: list[bytes]) -> bytes:
         for data in trajectory.images:
             digest.update(trajectory.trajectory_id.encode() + image_digest(data))
     for body in bodies:
-        digest.update(without_metadata(body))
+        for part in without_metadata(body):
+            digest.update(part)
     return digest.digest()
 
 

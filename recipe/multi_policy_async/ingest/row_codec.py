@@ -40,26 +40,28 @@ def encode_arrays(trajectory: Trajectory) -> bytes:
     header = np.array(
         [len(trajectory.prompt_ids), len(trajectory.response_ids), len(numbers), len(metadata)], dtype=_INT
     )
-    packed = b"".join(
-        (
-            header.tobytes(),
-            np.asarray(trajectory.prompt_ids, dtype=_INT).tobytes(),
-            np.asarray(trajectory.response_ids, dtype=_INT).tobytes(),
-            np.asarray(trajectory.log_probs, dtype=_FLOAT).tobytes(),
-            numbers.tobytes(),
-            lengths.tobytes(),
-            np.packbits(np.asarray(trajectory.response_mask, dtype=bool)).tobytes(),
-            metadata,
-        )
+    parts = (
+        header.tobytes(),
+        np.asarray(trajectory.prompt_ids, dtype=_INT).tobytes(),
+        np.asarray(trajectory.response_ids, dtype=_INT).tobytes(),
+        np.asarray(trajectory.log_probs, dtype=_FLOAT).tobytes(),
+        numbers.tobytes(),
+        lengths.tobytes(),
+        np.packbits(np.asarray(trajectory.response_mask, dtype=bool)).tobytes(),
+        metadata,
     )
-    return np.array(zlib.crc32(packed), dtype=_CHECK).tobytes() + packed
+    check = 0
+    for part in parts:
+        check = zlib.crc32(part, check)
+    return b"".join((np.array(check, dtype=_CHECK).tobytes(), *parts))
 
 
-def without_metadata(body: bytes) -> bytes:
+def without_metadata(body: bytes) -> tuple[memoryview, memoryview]:
     """What of ``encode_arrays`` tells one row from another: neither the metadata nor what depends on it."""
-    lengths = _CHECK.itemsize + _HEADER_BYTES - _INT.itemsize
-    metadata = int(np.frombuffer(body, dtype=_INT, count=1, offset=lengths)[0])
-    return body[_CHECK.itemsize : lengths] + body[lengths + _INT.itemsize : len(body) - metadata]
+    at = _CHECK.itemsize + _HEADER_BYTES - _INT.itemsize
+    metadata = int(np.frombuffer(body, dtype=_INT, count=1, offset=at)[0])
+    view = memoryview(body)
+    return view[_CHECK.itemsize : at], view[at + _INT.itemsize : len(body) - metadata]
 
 
 def decode_arrays(body: bytes) -> dict[str, Any]:
