@@ -69,9 +69,8 @@ class AgentEndpoint:
         except GatewayError as error:
             await self._send_error(scope, send, error, started)
         except Exception:
-            # A bug of ours; see the error model for why it is a 503.
+            # A bug of ours; see the error model for why it is a 503, which is counted where it is sent.
             logger.exception("request to %s failed", scope["path"])
-            self.service.metrics.error("internal")
             await self._send_error(scope, send, GatewayError("internal error of the gateway"), started)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -75,6 +75,12 @@ class UnsupportedValue(BadRequest):
     code = "unsupported_value"
 
 
+class TemplateRefused(BadRequest):
+    """The model's chat template raised on the messages."""
+
+    code = "template_refused"
+
+
 class ContextLengthExceeded(BadRequest):
     """The prompt, or the prompt with its budget, does not fit; the numbers are true token counts."""
 

@@ -29,7 +29,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..vision import ImageProcessor
 from .detokenizer import Detokenizer, make_detokenizer_factory, make_token_bytes
-from .errors import BadRequest
+from .errors import TemplateRefused
 from .images import ModelImages
 from .off_loop import LONG_TEXT
 
@@ -124,7 +124,7 @@ class PolicyTokenizer:
         """Apply the chat template. Special-token text in messages and tools comes out guarded, see ``encode``.
 
         Raises:
-            BadRequest: the template refuses these messages.
+            TemplateRefused: by the template, for these messages.
         """
         if self._special_text is not None:
             messages, tools = _guard(messages, self._special_text), _guard(tools, self._special_text)
@@ -138,8 +138,10 @@ class PolicyTokenizer:
             )
         except Exception as error:
             # A template is a program: what it raises on odd messages is of any type, and always the messages' fault.
+            # Counted under its code where it is sent.
             logger.info("chat template refused a request: %r", error)
-            raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+            message = f"the model's chat template refuses these messages: {error}"
+            raise TemplateRefused(message, param="messages") from error
         return rendered[0]
 
     def encode(self, text: str) -> list[int]:

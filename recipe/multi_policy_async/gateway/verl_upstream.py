@@ -72,7 +72,7 @@ class VerlClientUpstream:
             raise
         except Exception as error:
             # Ray raises what the server raised, of any type, or that it died; or the answer is none. Whatever it was,
-            # this attempt is over.
+            # this attempt is over; the call starts again (`gateway_restarts_total`) or ends as a 503, counted there.
             logger.info("attempt %s failed: %r", attempt.rid, error)
             raise UpstreamError(f"{type(error).__name__}: {error}") from error
         yield chunk

@@ -62,7 +62,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except Exception as error:  # goes to whoever awaits it, as from an executor: theirs to log and count
             future.set_exception(error)
         return future
 

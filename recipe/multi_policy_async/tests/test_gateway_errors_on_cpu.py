@@ -175,13 +175,17 @@ def test_a_path_or_method_of_anthropics_that_is_not_served_is_told_in_anthropics
     assert answer.status_code == status and set(answer.json()) == {"type", "error"}
 
 
-def test_a_bug_behind_the_control_api_is_a_503_in_shape_and_counted(folder, texts):
+@pytest.mark.parametrize("behind", ["the control API", "an agent's route"])
+def test_a_bug_is_a_503_in_shape_and_counted_once(folder, texts, behind):
     async def run():
         async with two_models(folder, texts) as world:
+            agent_url = (await world.open(W))["planner"].openai_base_url
             world.gateway.routes = None  # the bug
+            control = behind == "the control API"
+            url = f"{world.base_url}/control/v1/workflows" if control else f"{agent_url}/chat/completions"
             key = {"authorization": f"Bearer {world.router.control_key}"}
             async with httpx.AsyncClient(verify=False, headers=key) as http:
-                answer = await http.post(f"{world.base_url}/control/v1/workflows", json={"workflow_id": W})
+                answer = await http.post(url, json={"workflow_id": "e0-t1-s0-a0"} if control else {"messages": ASK})
             return answer, world.metric("errors_total", code="internal")
 
     answer, counted = asyncio.run(run())

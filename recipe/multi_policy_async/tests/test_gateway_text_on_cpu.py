@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ..gateway.detokenizer import StopScanner, _WindowDetokenizer, make_detokenizer_factory, make_token_bytes
-from ..gateway.errors import BadRequest
+from ..gateway.errors import TemplateRefused
 from ..gateway.tokenizer import PolicyTokenizer, pieces_stand_alone
 from .fakes.tiny_model_folder import make_model_folder
 
@@ -154,7 +154,7 @@ def test_other_threads_run_while_a_long_text_is_encoded_which_has_the_ids_of_its
 def test_messages_that_the_template_refuses_are_the_clients_fault(tmp_path):
     template = "{{ raise_exception('roles must alternate') }}"
     strict = PolicyTokenizer.load(str(make_model_folder(tmp_path / "strict", template=template)))
-    with pytest.raises(BadRequest, match="roles must alternate"):
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
         strict.render([{"role": "user", "content": "a"}])
 
 

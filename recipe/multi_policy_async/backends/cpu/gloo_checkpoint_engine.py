@@ -218,7 +218,9 @@ class GlooCheckpointEngine(CheckpointEngine):
                         break
             await self._broadcast(sent, Bucket(tuple(chunks), used, last=True))
         except Exception as error:
-            # The receivers wait for this bucket: tell them, instead of letting them run into their timeout.
+            # The receivers wait for this bucket: tell them, instead of letting them run into their timeout. Whatever it
+            # was, it goes on and ends this sync, and with it the trainer: supervision tells and counts that.
+            logger.warning("weights were not sent, bucket %d: %r", sent, error)
             failure = Bucket((), 0, last=True, error=f"{type(error).__name__}: {error}")
             self._store.set(_key(sent), pickle.dumps(failure))
             raise

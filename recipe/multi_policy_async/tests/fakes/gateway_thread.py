@@ -49,7 +49,7 @@ class GatewayThread:
             async with gateway_world(self._folder, engines, **self._spec) as world:
                 self._started.set_result(world)
                 await self._stopping.wait()
-        except Exception as error:
+        except Exception as error:  # for the thread that waits in start(), which would learn nothing
             if not self._started.done():
                 self._started.set_exception(error)
             raise
