@@ -18,8 +18,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from recipe.multi_policy_async.ingest.batch_source import End, ProducerDied
-from recipe.multi_policy_async.tests.fakes.workflow_records import (
+from ..ingest.batch_source import End, ProducerDied
+from ..trajectory import Version
+from ..trajectory_ingestor import TrajectoryIngestor
+from .fakes.workflow_records import (
     PLANNER,
     SOLVER,
     finish_task,
@@ -31,8 +33,6 @@ from recipe.multi_policy_async.tests.fakes.workflow_records import (
     trajectory,
     with_ingestor,
 )
-from recipe.multi_policy_async.trajectory import Version
-from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
 
 V0 = Version(0, 0)
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recipe.multi_policy_async.trajectory_ingestor import TrajectoryIngestor
+from ...trajectory_ingestor import TrajectoryIngestor
 
 
 class SlowDisk:
